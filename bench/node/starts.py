@@ -33,23 +33,22 @@ def plugin_calls(rig: NodeRig, _options: Options) -> Iterator[Result]:
     count = 6 if rig.is_quick else CROWD
     with rig.agent(SOFT, simulated=GPUS) as node:
         rig.crowd(node, count)
-        seen_by_kubelet, allocating, preparing = _one_by_one(rig, node)
+        seen_by_kubelet, preparing = _one_by_one(rig, node)
         allocated, repeated = _directly(rig, node)
     where = f"with {count} pods on the node"
     yield _figure("Allocate", f"`Allocate`, {where}: as the kubelet sees it", seen_by_kubelet, 5)
-    yield _figure("Allocate", "the same calls: in the agent", allocating)
     yield _figure("calls", f"`Allocate`, {where}: a client of the socket", allocated, 5)
     yield _figure("PreStartContainer", f"`PreStartContainer`, {where}: a new share", preparing, 50)
     yield _figure("calls", f"`PreStartContainer`, {where}: a restart, by the socket", repeated, 50)
 
 
 _METHODS: Final = {
-    "Allocate": "pods are created one after the other, beside those 60; how much the sums in"
-    " the kubelet's kubelet_device_plugin_alloc_duration_seconds and in the agent's"
-    " allotment_agent_allocate_seconds grow with each is the time of its call",
+    "Allocate": "pods are created one after the other, beside those 60; how much the sum"
+    " of the kubelet's kubelet_device_plugin_alloc_duration_seconds grows with each is the time of"
+    " its call",
     "PreStartContainer": "the same pods, by allotment_agent_prepare_seconds: from the call to the"
     " share and its CDI spec being there",
-    "calls": "a gRPC client on the agent's own socket, one call at a time; a restart finds the"
+    "calls": "a gRPC client on the front's own socket, one call at a time; a restart finds the"
     " share made",
 }
 
@@ -67,9 +66,9 @@ def _figure(question: str, name: str, values: list[float], target: float | None 
     )
 
 
-def _one_by_one(rig: NodeRig, node: NodeAgent) -> tuple[list[float], list[float], list[float]]:
+def _one_by_one(rig: NodeRig, node: NodeAgent) -> tuple[list[float], list[float]]:
     """Start pods in turn; milliseconds of each one's calls."""
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    found: tuple[list[float], list[float]] = ([], [])
     batches, size = (1, 4) if rig.is_quick else (5, 20)
     for batch in range(batches):
         names = [f"one-{batch}-{number:02}" for number in range(size)]
@@ -87,16 +86,15 @@ def _one_by_one(rig: NodeRig, node: NodeAgent) -> tuple[list[float], list[float]
         rig.pods.delete(*names)
         time.sleep(2)
     assert node.figure("refusals") == 0
-    for what, values in zip(("kubelet", "allocate", "prepare"), found, strict=True):
+    for what, values in zip(("kubelet", "prepare"), found, strict=True):
         longest = " ".join(f"{value:.3g}" for value in sorted(values)[-8:])
         rig.log(f"{what}: mean {statistics.mean(values):.3g}, longest {longest} ms")
     return found
 
 
-def _sums(rig: NodeRig, node: NodeAgent) -> tuple[float, float, float]:
+def _sums(rig: NodeRig, node: NodeAgent) -> tuple[float, float]:
     return (
         rig.kubelet_figure(f"{_ALLOCATE_S}_sum", GPU),
-        node.figure("allocate_seconds_sum"),
         node.figure("prepare_seconds_sum"),
     )
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
-from testbed.pods import Pods
+from testbed.pods import Pods, container, pod
 from testbed.sandbox import Process
 from testbed.waiting import PATIENCE_S, TestbedError, tail, wait_until
 
@@ -47,9 +47,6 @@ GPU: Final = "allotment.dev/gpu"
 GPU_MEMORY: Final = "allotment.dev/gpu-memory"
 GPU_COMPUTE: Final = "allotment.dev/gpu-compute"
 NVIDIA: Final = "nvidia.com/gpu"
-
-REFUSED: Final = "UnexpectedAdmissionError"
-"""Why a pod has failed whose devices the kubelet could not give."""
 
 TWO_GPUS: Final = "a100-80gb:2"
 
@@ -155,41 +152,41 @@ def container_id(found: Json, container_name: str = "main") -> str:
     raise TestbedError(f"no container {container_name}: {json.dumps(found['status'])}")
 
 
-def wait_taken_on(pods: Pods, body: Json, *, timeout_s: float = 120) -> None:
-    """Waits until a pod that was created runs or has run; one that was refused is made anew."""
-    name = body["metadata"]["name"]
-
-    def is_taken_on() -> bool:
-        if make_anew(pods, body):
-            return False
-        status = pods.get(name)["status"]
-        if status["phase"] == "Failed" and status.get("reason") != REFUSED:
-            raise TestbedError(f"pod {name} is Failed\n{pods.explain(name)}")
-        conditions = status.get("conditions", ())
-        is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-        return is_ready or status["phase"] == "Succeeded"
-
-    wait_until(
-        is_taken_on,
-        f"taking on of pod {name}",
-        timeout_s=timeout_s,
-        explain=lambda: pods.explain(name),
-    )
+def deployment(
+    name: str, command: Sequence[str], limits: Mapping[str, str], *, replicas: int = 1
+) -> Json:
+    """A Deployment of pods with one container each; they have the label `app`."""
+    labels = {"app": name}
+    template = pod("x", container(command, limits=limits), labels=labels, restart="Always")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+        },
+    }
 
 
-def make_anew(pods: Pods, body: Json) -> bool:
-    """Makes a pod anew if the kubelet has refused it; whether that was so.
+def wait_taken_on(pods: Pods, *names: str, timeout_s: float = 120) -> None:
+    """Waits until pods run or have run.
 
-    The scheduler may send a pod just when its plugin has gone and the node's status does not say so
-    yet. The kubelet fails it then, whoever's plugin that is, and whoever
-    made the pod makes another, as every controller does.
+    Raises:
+        TestbedError: one is Failed; the kubelet may have refused it.
     """
-    name = body["metadata"]["name"]
-    if pods.get(name)["status"].get("reason") != REFUSED:
-        return False
-    pods.delete(name)
-    pods.create(body)
-    return True
+    for name in names:
+        found = pods.wait(name, _is_taken_on, "taking on", timeout_s=timeout_s)
+        if found["status"]["phase"] == "Failed":
+            raise TestbedError(f"pod {name} is Failed\n{pods.explain(name)}")
+
+
+def _is_taken_on(found: Json) -> bool:
+    status = found["status"]
+    conditions = status.get("conditions", ())
+    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_ready or status["phase"] in {"Succeeded", "Failed"}
 
 
 @contextmanager

@@ -104,8 +104,9 @@ def test_lost_gpu_of_a_whole_node(cluster: Cluster, pods: Pods) -> None:
         node.fault("--gpu", lost, "--xid", "79")
         cluster.wait_allocatable(NVIDIA, 1)
         node.end()
-        cluster.wait_allocatable(NVIDIA, 0)
         node.again()
+        node.wait_figure("device_healthy", 1)
+        assert node.figure("device_healthy", device=lost) == 0
         cluster.wait_allocatable(NVIDIA, 1)
         assert pods.restarts("one") == 0
         node.fault("--clear")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -26,11 +26,11 @@ from stories import (
     undisturbed,
     wait_taken_on,
 )
-from testbed.api import ApiError, Json
+from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
-from testbed.waiting import TestbedError, wait_until
+from testbed.waiting import wait_until
 
 SLEEP = ["sleep", "1000"]
 AWAY_S = 30.0
@@ -61,7 +61,7 @@ def asking(number: int) -> Json:
 def check(node: NodeAgent, pods: Pods, *numbers: int) -> None:
     """Each of these pods runs, with its own amount."""
     for number in numbers:
-        wait_taken_on(pods, asking(number))
+        wait_taken_on(pods, f"p{number}")
         share = node.share(pods, f"p{number}")
         assert [each.memory_bytes for each in share.devices] == [number * GIB]
     node.wait_exact()
@@ -231,69 +231,3 @@ def test_api_server_is_away(node: NodeAgent, cluster: Cluster, pods: Pods) -> No
     assert {one["objectRef"].get("name", name) for one in nodes_asked} == {name}
     assert all("name" in one["objectRef"] or own in one["requestURI"] for one in nodes_asked)
     assert "forbidden" not in said_before + node.log[said_early:]
-
-
-# ---- the node ------------------------------------------------------------------------------------
-
-
-def test_node_reboots(own_cluster: Callable[..., Cluster]) -> None:
-    """All processes end at once, /run is empty: no share, no CDI spec, no library is there."""
-    own = own_cluster()
-    pods = Pods(own, "default")
-    with node_agent(own, SOFT) as node:
-        for number in (1, 2, 3):
-            own.api.post("/apis/apps/v1/namespaces/default/deployments", deployment(number))
-        before = {number: one_of(pods, number) for number in (1, 2, 3)}
-        for number, name in before.items():
-            assert burnt(pods, name).total_bytes == number * GIB
-        own.reboot_node()
-        assert node.shares() == []
-        node.again()
-        for number in (1, 2, 3):
-            # The same pod, or, where the kubelet had no agent to ask, a new one in its place.
-            name = wait_until(
-                lambda number=number: running_of(pods, number),  # type: ignore[misc]
-                f"pod of d{number}",
-                timeout_s=120,
-                explain=node.explain,
-            )
-            assert burnt(pods, name).total_bytes == number * GIB
-        node.wait_exact()
-        for number in (1, 2, 3):
-            # Its pods go with it, and it makes no others.
-            path = f"/apis/apps/v1/namespaces/default/deployments/d{number}"
-            own.api.delete(path, propagationPolicy="Foreground")
-        wait_until(lambda: not pods.names(), "end of the pods")
-        node.wait_empty()
-
-
-def deployment(number: int) -> Json:
-    labels = {"app": f"d{number}"}
-    main = container(burn_and_stay("512Mi"), limits=part(f"{number}Gi"))
-    template = pod("x", main, labels=labels, restart="Always")
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": f"d{number}"},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
-        },
-    }
-
-
-def running_of(pods: Pods, number: int) -> str | None:
-    """A ready pod of a deployment; None: none is."""
-    with contextlib.suppress(ApiError, OSError, TestbedError):
-        for each in pods.cluster.api.items(
-            f"/api/v1/namespaces/{pods.namespace}/pods", labelSelector=f"app=d{number}"
-        ):
-            conditions = each["status"].get("conditions", ())
-            is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-            if is_ready and "deletionTimestamp" not in each["metadata"]:
-                return str(each["metadata"]["name"])
-    return None
-
-
-def one_of(pods: Pods, number: int) -> str:
-    return wait_until(lambda: running_of(pods, number), f"pod of d{number}")

@@ -17,7 +17,6 @@ from stories import (
     NodeAgent,
     burn,
     burnt,
-    make_anew,
     node_agent,
     part,
     undisturbed,
@@ -92,21 +91,12 @@ def die(node: NodeAgent, point: str) -> None:
     )
 
 
-def wait_death(node: NodeAgent, point: str, pods: Pods, asked: Json | None = None) -> None:
-    """Waits until the agent has died of a step, for a pod that asks for something if one is given.
-
-    One that the kubelet refuses, as it does while it has not heard of the new agent, asks nothing.
-    """
+def wait_death(node: NodeAgent, point: str, pods: Pods) -> None:
+    """Waits until the agent has died of a step."""
     process = node.process
     assert process is not None
-
-    def has_died() -> bool:
-        if asked is not None and process.is_running:
-            make_anew(pods, asked)
-        return not process.is_running
-
     wait_until(
-        has_died,
+        lambda: not process.is_running,
         f"end at {point}",
         explain=lambda: "\n".join([*map(pods.explain, pods.names()), node.explain()]),
     )
@@ -123,10 +113,10 @@ def test_killed_at_any_step_of_a_start(node: NodeAgent, pods: Pods) -> None:
         for number, (point, name) in enumerate(names.items(), start=1):
             die(node, point)
             pods.create(asking(name, number))
-            wait_death(node, point, pods, asking(name, number))
+            wait_death(node, point, pods)
         node.again()
+        wait_taken_on(pods, *names.values())
         for number, name in enumerate(names.values(), start=1):
-            wait_taken_on(pods, asking(name, number))
             share = node.share(pods, name)
             assert [each.memory_bytes for each in share.devices] == [number * GIB]
             assert share.devices[0].compute.guarantee == 500

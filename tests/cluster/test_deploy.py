@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from stories import GIB, NVIDIA, NodeAgent, burn, burnt, part
+from stories import GIB, NVIDIA, NodeAgent, burn, burnt, part, wait_taken_on
 from testbed.api import Api as Admin
 from testbed.cluster import Cluster
-from testbed.images import TOOLS
+from testbed.images import BUSYBOX, TOOLS
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
@@ -173,7 +173,31 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (f"{own}/status", label | {"metadata": {"labels": {"a": "b"}}}, "labels of nvidia.com/"),
     ]
 
+    others, plain, mine = (
+        cluster.api.post(
+            "/api/v1/namespaces/default/pods",
+            pod(name, container(["true"], limits=limits), nodeName=node),
+        )["metadata"]
+        for name, node, limits in (
+            ("others", "another", {NVIDIA: "1"}),
+            ("plain", cluster.node_name, {"cpu": "1m"}),
+            ("mine", cluster.node_name, {NVIDIA: "1"}),
+        )
+    )
+
+    async def deletion(of: Document) -> str:
+        """Why a pod cannot be deleted; empty: it can."""
+        path = f"/api/v1/namespaces/default/pods/{of['name']}"
+        async with connect(config) as api:
+            try:
+                await api.delete(path, uid=of["uid"], asked="delete")
+            except DeniedError as error:
+                return error.message
+            return ""
+
     async def try_all() -> None:
+        assert "pods with extended resources alone" in await deletion(plain)
+        assert not await deletion(mine)
         async with connect(config) as api:
             for path, change, says in forbidden:
                 await refused(api, path, change, says)
@@ -183,8 +207,13 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     try:
         # The policy takes effect some time after it is there.
         wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy")
+        why = wait_until(lambda: asyncio.run(deletion(others)), "the policy for pods")
+        assert "pods of its own node alone" in why
         asyncio.run(try_all())
     finally:
+        for each in (others, plain):
+            path = f"/api/v1/namespaces/default/pods/{each['name']}"
+            cluster.api.delete(path, gracePeriodSeconds="0")
         cluster.api.delete(other)
 
 
@@ -206,13 +235,10 @@ async def refused(api: Api, path: str, change: object, says: str) -> None:
 
 def of_this_tree(daemon_set: Document, *flags: str) -> None:
     """Runs this tree's agent with these flags more; all else is as it ships."""
-    (agent,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    agent |= {
-        "image": TOOLS,
-        "imagePullPolicy": "Never",
-        "command": ["allot"],
-        "args": [*agent["args"], *flags],
-    }
+    agent, front = daemon_set["spec"]["template"]["spec"]["containers"]
+    for each in (agent, front):
+        each |= {"image": TOOLS, "imagePullPolicy": "Never", "command": ["allot"]}
+    agent["args"] += flags
 
 
 def simulated(daemon_set: Document) -> None:
@@ -294,3 +320,48 @@ def test_the_agent_becomes_ready_and_gives_shares_with_the_rights_that_it_has(
     finally:
         api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})
     assert agents.restarts(name, "agent") == 0
+
+
+def test_an_upgrade_while_pods_arrive_fails_none(
+    cluster: Cluster, pods: Pods, installed: Callable[..., None]
+) -> None:
+    """Also of the pods that the kubelet admits while the old front ends."""
+    installed(simulated)
+    first = the_pod(cluster)["metadata"]["name"]
+    agents = Pods(cluster, NAMESPACE)
+    agents.wait_ready(first)
+    cluster.wait_allocatable(NVIDIA, 2)
+    label = {"nvidia.com/device-plugin.config": "soft"}
+    names: list[str] = []
+    try:
+        cluster.api.patch(cluster.node_path, {"metadata": {"labels": label}})
+        cluster.wait_allocatable("allotment.dev/gpu", 32)
+        template = {"metadata": {"annotations": {"tests/upgrade": "1"}}}
+        cluster.api.patch(f"{DAEMON_SETS}/allotment-agent", {"spec": {"template": template}})
+
+        def is_upgraded() -> bool:
+            name = f"p{len(names)}"
+            names.append(name)
+            limits = part("1Gi")
+            pods.create(pod(name, container(["sleep", "1000"], image=BUSYBOX, limits=limits)))
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+            (*_, last) = cluster.api.items(path, labelSelector="app.kubernetes.io/component=agent")
+            status = cluster.api.get(f"{DAEMON_SETS}/allotment-agent")["status"]
+            return (
+                last["metadata"]["name"] != first
+                and cluster.api.find(f"{path}/{first}") is None
+                and status.get("numberReady") == 1
+            )
+
+        wait_until(
+            is_upgraded,
+            "upgrade",
+            every_s=0.5,
+            timeout_s=120,
+            explain=lambda: "\n".join(agents.logs(each, "front") for each in agents.names()),
+        )
+        wait_taken_on(pods, *names)
+        assert len(pods.names()) == len(names)
+    finally:
+        cluster.api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})
+        pods.delete()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -22,13 +23,15 @@ from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
+from allotment.agent.config.schema import Config
 from allotment.agent.configuring import CHECKPOINT, PLUGIN_FOLDER
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
-from allotment.agent.plugin.registration import DevicePlugins
-from allotment.agent.plugin.serving import Duties
-from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer
+from allotment.agent.plugin.allocate_response import describe
+from allotment.agent.plugin.front import OFFER, Front
+from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
+from allotment.agent.plugin.serving import OfferedResource
 from allotment.agent.resources import Resource, Slot
-from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
+from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError
 from allotment.model.pods import Owner, Pod
 from allotment.shares.cdi import CDI_VERSION, KIND, spec_name, write_spec
 
@@ -55,19 +58,12 @@ class Tenancy:
 
     checkpoint: KubeletCheckpoint
     cdi: Path
-    refuses_allocate: AllotError | None = None
     refuses_prepare: AllotError | None = None
-    allocated: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     prepared: list[tuple[str, frozenset[str]]] = field(default_factory=list)
 
-    def answer(self, resource: Resource, ids: Sequence[str]) -> AllocateAnswer:
-        if self.refuses_allocate is not None:
-            raise self.refuses_allocate
-        self.allocated.append((resource.name, frozenset(ids)))
-        share = os.urandom(6).hex()
-        return AllocateAnswer(
-            annotations={SHARE_ANNOTATION: share}, cdi_devices=(f"{KIND}={share}",)
-        )
+    @staticmethod
+    def offered(resource: Resource) -> OfferedResource:
+        return describe(resource, config=Config(), devices={})
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
         self.prepared.append((resource, ids))
@@ -120,30 +116,39 @@ class Plugin:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         duties = Duties(
-            allocate=self.tenancy.answer,
+            offered=self.tenancy.offered,
             pre_start=self.tenancy.prepare,
             reports=self.reports,
             links=lambda: self.links,
             policy=lambda: "distributed",
         )
+        state = Path(tempfile.mkdtemp(prefix="dp-"))  # sockets have short paths
+        self._offer = folder / OFFER
+        self._front = partial(Front, kubelet=folder / "kubelet.sock", state=state)
         self._made = partial(
-            DevicePlugins, kubelet=folder / "kubelet.sock", duties=duties, checkpoint=checkpoint
+            FrontKeeping,
+            kubelet=folder / "kubelet.sock",
+            state=state,
+            duties=duties,
+            checkpoint=checkpoint,
         )
-        self._plugins: DevicePlugins | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._state = state
+        self._keeping: FrontKeeping | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         async def started() -> None:
-            self._plugins = self._made()
-            self._task = asyncio.create_task(self._plugins.run())
+            self._keeping = self._made()
+            works = (self._front().run(), self._keeping.run())
+            self._tasks = [asyncio.create_task(each) for each in works]
 
         if not self._thread.is_alive():
             self._thread.start()
         asyncio.run_coroutine_threadsafe(started(), self._loop).result(PATIENCE_S)
 
     def offer(self, *resources: Resource) -> None:
-        assert self._plugins is not None
-        self._loop.call_soon_threadsafe(self._plugins.offer, resources)
+        assert self._keeping is not None
+        self._loop.call_soon_threadsafe(self._keeping.offer, resources)
 
     def offer_and_wait(self, *resources: Resource) -> None:
         self.offer(*resources)
@@ -162,9 +167,9 @@ class Plugin:
 
     def stop(self) -> None:
         async def ended() -> None:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(ended(), self._loop).result(PATIENCE_S)
 
@@ -173,6 +178,8 @@ class Plugin:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
+        self._offer.unlink(missing_ok=True)
+        shutil.rmtree(self._state)
 
 
 @pytest.fixture
@@ -272,14 +279,10 @@ def test_a_container_waits_with_the_reason_until_its_share_is_there(
     plugin.tenancy.refuses_prepare = None
     pods.wait_phase("waits", "Succeeded")
     assert pods.logs("waits").strip() == f"{uid(pods, 'waits')}/main"
-    assert len(plugin.tenancy.allocated) == 1
 
 
 def test_a_refused_allocation_is_told_in_the_pods_event(plugin: Plugin, pods: Pods) -> None:
-    plugin.offer_and_wait(shares(2))
-    plugin.tenancy.refuses_allocate = UsageError(
-        "maximum request size for shared resources is 1; found 2", hint="ask for 1"
-    )
+    plugin.offer_and_wait(replace(shares(2), fails_above_one=True))
     pods.create(pod("refused", container(TELL, limits={SHARE: 2})))
     pods.wait_phase("refused", "Failed")
     pods.wait_event(
@@ -287,7 +290,6 @@ def test_a_refused_allocation_is_told_in_the_pods_event(plugin: Plugin, pods: Po
         reason="UnexpectedAdmissionError",
         contains="maximum request size for shared resources is 1; found 2; hint: ask for 1",
     )
-    plugin.tenancy.refuses_allocate = None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
@@ -306,7 +308,7 @@ def test_a_new_kubelet_knows_what_is_offered_and_running_pods_stay(
     # The node's status may be the one of before: then the kubelet knows of no plugin yet.
     later = pod("later", container(TELL, limits={SHARE: 1}))
     pods.create(later)
-    wait_taken_on(pods, later)
+    wait_taken_on(pods, "later")
     pods.wait_phase("later", "Succeeded")
     ids = held_of(cluster, SHARE)["stays/main"]
     end_program(pods, "stays")

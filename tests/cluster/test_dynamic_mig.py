@@ -85,9 +85,8 @@ def test_pods_have_slices_of_their_own(cluster: Cluster, pods: Pods) -> None:
             assert node.process is not None
             node.end(signal.SIGKILL)
             node.again()
-            burns = asking("burn")
-            pods.create(burns)
-            wait_taken_on(pods, burns)
+            pods.create(asking("burn"))
+            wait_taken_on(pods, "burn")
             assert burnt(pods, "burn").total_bytes == SMALL_BYTES
         assert len(slices(node)) == 2
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections.abc import Iterator
 
 import installing
 import pytest
 import yaml
+from click.testing import CliRunner
 from scheduling import EVERY_NAME, PLACEMENT, Scheduler, scheduler_config
 from stories import GIB, GPU, GPU_COMPUTE, GPU_MEMORY, MIB, NodeAgent, burn, burnt, node_agent
-from testbed.api import Json
+from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import wait_until
+from testbed.waiting import tail, wait_until
+
+from allotment.cli.groups import main_group
+from allotment.model.quantities import parse_whole
 
 MACHINE = "h100-80gb:5"
 MODES = """\
@@ -231,5 +236,147 @@ def test_a_gpu_of_several_modes_has_the_one_that_is_asked_for(node: NodeAgent, p
     pods.wait_ready("second")
     assert burnt(pods, "second").total_bytes == 20096 * MIB
     assert node.share(pods, "second").devices[0].uuid.startswith("MIG-")
+    pods.delete()
+    node.wait_exact()
+
+
+SEES = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, held = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+cuda.cuCtxSetCurrent(context)
+cuda.cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(3 << 30))
+last = 0
+while True:
+    cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    if total.value != last:
+        last = total.value
+        print(last >> 20, flush=True)
+    time.sleep(0.05)
+"""
+"""Holds 3 GiB, and prints the memory of its GPU whenever it changes."""
+
+
+def test_a_pod_is_resized_while_its_program_runs(whole: Cluster, pods: Pods) -> None:
+    limits: dict[str, str | int] = {GPU: "1", GPU_MEMORY: "8Gi", GPU_COMPUTE: "30"}
+    body = pod("seer", container(["python3", "-c", SEES], limits=limits))
+    body["metadata"]["annotations"] = {"allotment.dev/mode": "soft"}
+    body["spec"]["schedulerName"] = "allotment-scheduler"
+    body["spec"]["terminationGracePeriodSeconds"] = 0
+    pods.create(body)
+    path = f"/api/v1/namespaces/{pods.namespace}/pods/seer"
+    assert pods.wait_logs("seer") == "8192\n"
+    before = parse_whole(whole.api.get("/api/v1/nodes/node-1")["status"]["allocatable"][GPU_MEMORY])
+
+    def resize(*words: str) -> None:
+        command = ["resize", "--pod", f"{pods.namespace}/seer", *words]
+        result = CliRunner().invoke(
+            main_group, [*command, "--kubeconfig", str(whole.kubeconfig)], standalone_mode=False
+        )
+        assert result.exit_code == 0, result
+
+    def part() -> tuple[int, int]:
+        found = placed(pods, "seer")
+        return found["memory"] // GIB, found["guarantee"]
+
+    resize("--memory", "20Gi", "--compute", "50:90")
+    assert pods.wait_logs("seer", lines=2) == "8192\n20480\n"
+    pods.wait_event("seer", reason="Resized")
+    assert part() == (20, 5000)
+    resize("--memory", "2Gi")
+    refusal = pods.wait_event("seer", reason="ResizeRefused")["message"]
+    assert "container main: not resized to memory:2Gi,compute:50:90" in refusal
+    assert "need 3Gi" in refusal or "in use" in refusal, refusal
+    assert part() == (20, 5000)
+    resize("--memory", "4Gi")
+    assert pods.wait_logs("seer", lines=3) == "8192\n20480\n4096\n"
+    wait_until(lambda: part() == (4, 5000), "release of what shrank")
+
+    def sums() -> int:
+        node = whole.api.get("/api/v1/nodes/node-1")
+        return parse_whole(node["status"]["allocatable"][GPU_MEMORY]) - before
+
+    wait_until(lambda: sums() == 4 * GIB, "Kubernetes counts what the pod has")
+    for wish, why in {
+        "memory:much": "'much' is not an amount",
+        "gpus:2": "gpus",
+        "other=memory:4Gi": "not in the pod",
+    }.items():
+        change = {"metadata": {"annotations": {"allotment.dev/resize": wish}}}
+        with pytest.raises(ApiError, match=why):
+            whole.api.patch(path, change)
+    with pytest.raises(ApiError, match=r"except allotment\.dev/resize"):
+        whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/class": "latency"}}})
+    larger = {"limits": {GPU_MEMORY: "9Gi"}, "requests": {GPU_MEMORY: "9Gi"}}
+    spec = {"containers": [{"name": "main", "resources": larger}]}
+    with pytest.raises(ApiError, match="only cpu and memory resources are mutable"):
+        whole.api.patch(f"{path}/resize", {"spec": spec}, kind="strategic")
+    whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/resize": None}}})
+    assert pods.wait_logs("seer", lines=4) == "8192\n20480\n4096\n8192\n"
+
+    def explain() -> str:
+        node = whole.api.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
+        log = tail(whole.log("allotment-scheduler"))
+        return f"{pods.get('seer')['metadata']}\n{node['allotment.dev/devices']}\n{sums()}\n{log}"
+
+    wait_until(lambda: part() == (8, 3000), "release of what it had more", explain=explain)
+    wait_until(lambda: sums() == 0, "the sums as they were", explain=explain)
+    assert pods.restarts("seer") == 0
+
+
+def test_a_pod_placed_just_before_a_change_of_its_gpu_is_placed_again(
+    whole: Cluster, node: NodeAgent, pods: Pods
+) -> None:
+    """Its placement cannot change, so that it would wait for ever."""
+    body = stays("one", "1Gi", {GPU: "1", GPU_MEMORY: "4Gi"})
+    template = {
+        "metadata": {"labels": {"app": "one"}},
+        "spec": body["spec"] | {"restartPolicy": "Always"},
+    }
+    sets = f"/apis/apps/v1/namespaces/{pods.namespace}/replicasets"
+    replicas = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "one"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "one"}},
+            "template": template,
+        },
+    }
+    kubelet = whole.components["kubelet"].process
+
+    def bound() -> str | None:
+        return next((each for each in pods.names() if pods.get(each)["spec"].get("nodeName")), None)
+
+    kubelet.send_signal(signal.SIGSTOP)
+    try:
+        whole.api.post(sets, replicas)
+        first = wait_until(bound, "the first pod's placement", explain=lambda: str(pods.names()))
+        gpu = placed(pods, first)["devices"][0]
+        rule = f"  devices:\n    - {{match: {{uuid: [{gpu}]}}, mode: exclusive}}\n"
+        node.configure(MODES.replace("  devices:\n", rule))
+        # Written by the agent: the kubelet writes nothing.
+        whole.wait_allocatable(GPU_COMPUTE, 300)
+    finally:
+        kubelet.send_signal(signal.SIGCONT)
+    try:
+        second = wait_until(
+            lambda: next((each for each in pods.names() if each != first), None),
+            "another pod",
+            timeout_s=90,
+            explain=lambda: pods.explain(first),
+        )
+        pods.wait_ready(second, timeout_s=90)
+        assert placed(pods, second)["devices"][0] != gpu
+        reasons = [each["reason"] for each in pods.events(first)]
+        assert {"ShareRefused", "PodEvicted"} <= set(reasons)
+    finally:
+        whole.api.delete(f"{sets}/one", propagationPolicy="Background")
+        node.configure(MODES)
     pods.delete()
     node.wait_exact()

@@ -42,6 +42,7 @@ def node(
     devices: int = 2,
     memory: int = 40 * GI,
     problem: str = "",
+    modes: tuple[str, ...] = ("soft",),
     taken: Mapping[int, TakenPart] | None = None,
 ) -> Json:
     inventory = NodeInventory(
@@ -53,6 +54,7 @@ def node(
                 memory_bytes=memory,
                 index=index,
                 problem=problem,
+                modes=modes,
                 taken=(taken or {}).get(index, TakenPart()),
             )
             for index in range(devices)

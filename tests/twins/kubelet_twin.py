@@ -12,15 +12,22 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from allotment.agent.allocation import Tenants
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.model.accounting import beside, phases
-from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
+from allotment.model.errors import (
+    AllotError,
+    BusyError,
+    DoesNotFitError,
+    LimitBelowUseError,
+    StateError,
+)
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.shares.placing import ShareOrder, fresh_id
 from allotment.shares.pods import NodePolicy
@@ -71,6 +78,8 @@ class StoreTwin:
         self.uses = uses
         self.clock = 1000.0
         self.prepared: list[ShareId] = []
+        self.used: dict[ShareId, int] = {}
+        """Memory in use, which no limit goes below."""
         self.lock = threading.RLock()
         """As the state folder's: who makes or ends a share is alone."""
 
@@ -109,6 +118,27 @@ class StoreTwin:
         before = self.contents.setdefault(order.id, (order.owner, uuids))
         assert before == (order.owner, uuids), "a name has one content, for ever"
         return share
+
+    def resize(self, share: ShareId, request: Request, policy: NodePolicy) -> Share:
+        del policy
+        with self.lock:
+            found = self.shares[share]
+            size = request.memory.size_bytes or 0
+            if size < self.used.get(share, 0):
+                raise LimitBelowUseError(need=self.used[share], have=size)
+            others = sum(
+                each.memory_bytes
+                for other in self.shares.values()
+                for each in other.devices
+                if other.id != share and each.uuid == found.devices[0].uuid
+            )
+            if size + others > ROOM * UNIT:
+                raise DoesNotFitError(f"need {size}, have {ROOM * UNIT - others}", hint="less")
+            devices = tuple(
+                replace(each, memory_bytes=size, compute=request.compute) for each in found.devices
+            )
+            self.shares[share] = replace(found, devices=devices, is_resized=True)
+            return self.shares[share]
 
     def end(self, share: ShareId) -> None:
         with self.lock:
@@ -159,6 +189,7 @@ class PodsTwin:
         self._pods: dict[PodUid, Pod] = {}
         self._changed = asyncio.Event()
         self.is_synced = False
+        self.deleted: list[PodUid] = []
 
     def hear(self, uid: PodUid, pod: Pod | None) -> None:
         """One event of the watch."""
@@ -173,6 +204,9 @@ class PodsTwin:
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._pods.values())
+
+    async def delete(self, pod: Pod) -> None:
+        self.deleted.append(pod.uid)
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         waited = 0.0
@@ -234,6 +268,7 @@ class PodTwin:
     containers: list[ContainerTwin]
     has_ended: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
+    has_controller: bool = False
 
     def seen(self) -> Pod:
         """How the kubelet tells the API server of it."""
@@ -255,6 +290,7 @@ class PodTwin:
                 for each in self.containers
             ),
             has_ended=self.has_ended,
+            has_controller=self.has_controller,
         )
 
     def next_to_start(self) -> list[ContainerTwin]:
@@ -278,11 +314,16 @@ class KubeletTwin:
         self.offer = offer
         self.pods: dict[PodUid, PodTwin] = {}
         self.table: list[CheckpointEntry] = []
+        self.is_checkpoint_removed = False
         self.news: deque[tuple[PodUid, Pod | None]] = deque()
         """What the API server has not been told yet, or the agent not by it."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        return tuple(self.table)
+        return () if self.is_checkpoint_removed else tuple(self.table)
+
+    def write_checkpoint(self) -> None:
+        """It writes all that it knows, at each list of devices."""
+        self.is_checkpoint_removed = False
 
     def running(self) -> Iterator[tuple[PodTwin, ContainerTwin]]:
         for pod in self.pods.values():

@@ -17,6 +17,7 @@ from kubelet_twin import ContainerTwin, KubeletTwin, PodsTwin, PodTwin, ReportsT
 
 from allotment.agent.allocation import Patience, Tenants
 from allotment.agent.config.overlay import load
+from allotment.agent.evictions import Evictions
 from allotment.agent.inventory_publisher import build_inventory
 from allotment.agent.mig.slices import NodeSlices
 from allotment.agent.mig.state import CutGpu
@@ -109,6 +110,7 @@ class Node:
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
+            evictions=Evictions(pods=self.pods, reports=self.reports),
             offer=lambda: self.state.offer,
             reports=self.reports,
             store=shares,

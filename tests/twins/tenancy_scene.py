@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
 from kubelet_twin import (
@@ -20,12 +20,21 @@ from kubelet_twin import (
 )
 
 from allotment.agent.allocation import Patience, Tenants
+from allotment.agent.evictions import Evictions
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
-HASTE = Patience(deadline=30, pod=0.05, room=(0.0, 0.05), look=0.05, retry=0.02, pause=0.001)
+HASTE = Patience(
+    deadline=30,
+    pod=0.05,
+    room=(0.0, 0.05),
+    look=0.05,
+    retry=0.02,
+    pause=0.001,
+    checkpoint=(0.001, 0.001),
+)
 
 
 class Scene:
@@ -35,22 +44,39 @@ class Scene:
         self.kubelet = KubeletTwin()
         self.store = StoreTwin(self.kubelet.uses)
         self.patience = patience
+        self.resized: dict[PodUid, int] = {}
+        self.released: dict[str, int] = {}
+        self.offer = OFFER
         self.start_agent()
 
     def start_agent(self, *, is_synced: bool = True) -> None:
         self.pods = PodsTwin()
         self.pods.is_synced = is_synced
         self.reports = ReportsTwin()
+        self.evictions = Evictions(
+            pods=self.pods, reports=self.reports, clock=lambda: self.store.clock
+        )
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
-            offer=lambda: OFFER,
+            evictions=self.evictions,
+            offer=lambda: self.offer,
             reports=self.reports,
             store=self.store,
             policy=any_policy,
+            renew=self.kubelet.write_checkpoint,
             clock=lambda: self.store.clock,
             patience=self.patience,
+            on_resized=self._on_resized,
         )
+
+    def _on_resized(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
+        self.resized, self.released = dict(resized), dict(released)
+
+    def change(self, pod: PodTwin, **annotations: str) -> None:
+        """Change annotations of a pod, without their prefix, as the agent hears."""
+        pod.annotations = {f"allotment.dev/{key}": text for key, text in annotations.items()}
+        self.pods.hear(pod.uid, pod.seen())
 
     def hear(self) -> None:
         while self.kubelet.news:

@@ -16,6 +16,7 @@ from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
 from allotment.agent.configuring import KUBELET_SOCKET
 from allotment.cli.agent import command
+from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
 from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
@@ -45,7 +46,13 @@ def pod(documents: list[Document]) -> Document:
 
 @pytest.fixture
 def container(pod: Document) -> Document:
-    (found,) = pod["spec"]["containers"]
+    found, _ = pod["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.fixture
+def front(pod: Document) -> Document:
+    _, found = pod["spec"]["containers"]
     return dict(found)
 
 
@@ -61,7 +68,7 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
 
     read = ("list", "watch")
     assert rights("ClusterRole") == {
-        *(("pods", verb, "") for verb in read),
+        *(("pods", verb, "") for verb in (*read, "delete")),
         *(("nodes", verb, "") for verb in (*read, "patch")),
         ("nodes/status", "patch", ""),
         ("events", "create", ""),
@@ -97,13 +104,13 @@ def test_names_are_the_same_everywhere(
             {"kind": "ServiceAccount", "name": account["name"], "namespace": namespace}
         ]
         assert binding["roleRef"]["kind"] == kind.removesuffix("Binding")
-    policy = one(documents, "ValidatingAdmissionPolicy")
-    (condition,) = policy["spec"]["matchConditions"]
-    assert f"'system:serviceaccount:{namespace}:{account['name']}'" in condition["expression"]
-    assert (
-        one(documents, "ValidatingAdmissionPolicyBinding")["spec"]["policyName"]
-        == policy["metadata"]["name"]
-    )
+    policies = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicy"]
+    for policy in policies:
+        (condition,) = policy["spec"]["matchConditions"]
+        assert f"'system:serviceaccount:{namespace}:{account['name']}'" in condition["expression"]
+    bindings = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicyBinding"]
+    names = [each["metadata"]["name"] for each in policies]
+    assert [each["spec"]["policyName"] for each in bindings] == names
     assert pod["spec"]["serviceAccountName"] == account["name"]
     selector = one(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
     assert selector.items() <= pod["metadata"]["labels"].items()
@@ -135,6 +142,24 @@ def test_what_it_reads_and_writes_is_mounted(pod: Document, container: Document)
         "/var/run/cdi",
         "/run/allotment",
     } <= set(hosts.values())
+
+
+def test_the_front_is_beside_the_agent_and_takes_over_before_the_old_one_ends(
+    documents: list[Document], container: Document, front: Document
+) -> None:
+    # Else the kubelet would lose all devices in an upgrade, and fail the pods that arrive.
+    update = one(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert update == {"maxSurge": "10%", "maxUnavailable": 0}
+    assert front["image"] == container["image"]
+    assert front["args"] == ["front"]
+    assert {"name": "ALLOTMENT_FRONT", "value": "off"} in container["env"]
+    (ready,) = front["env"]
+    assert ready["name"] in {str(each.envvar) for each in front_command.params}
+    assert ready["value"] in front["readinessProbe"]["exec"]["command"]
+    mounted = {each["name"]: each for each in container["volumeMounts"]}
+    assert all(each == mounted[each["name"]] for each in front["volumeMounts"])
+    assert {each["name"] for each in front["volumeMounts"]} == {"device-plugins", "state", "tmp"}
+    assert front["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_configurations_that_come_with_it_are_valid(documents: list[Document]) -> None:
@@ -218,6 +243,7 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
             for verb in ("list", "watch")
         ),
         ("pods/binding", "create", ""),
+        ("pods/status", "patch", ""),
         *(("events", verb, "") for verb in ("create", "patch")),
         *(
             ("mutatingwebhookconfigurations", verb, "allotment-scheduler")

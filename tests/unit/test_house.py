@@ -11,7 +11,7 @@ import pytest
 
 from allotment.model.modes import MODES
 
-MOST_FILES = 305
+MOST_FILES = 310
 MOST_LINES = 600
 LONG_FILES = {"native/lease_core.c"}  # one pure function of a state, with all its parts
 # Where a mode is parsed or shown. All other code asks for a trait (`model/modes.py`).

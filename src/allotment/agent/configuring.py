@@ -156,6 +156,8 @@ class AgentSettings:
     cdi: CdiUse = CdiUse.AUTO
     cdi_folder: Path = Path("/var/run/cdi")
     kubelet_socket: Path = KUBELET_SOCKET
+    starts_front: bool = True
+    """Start a front if none runs (`plugin.front_keeping`)."""
     config_file: Path | None = None
     config_map: ConfigMapName | None = None
     default_config: str | None = None

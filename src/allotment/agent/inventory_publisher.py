@@ -99,6 +99,7 @@ def build_inventory(
         name="",
         devices=tuple(map(described, devices)),
         host_budget_bytes=default_host_budget(devices),
+        resized=state.resized,
         links={(pair[0], pair[1]): points for pair, points in pairs.items() if len(pair) > 1},
     )
 

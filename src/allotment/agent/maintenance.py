@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from allotment.agent.allocation.reconcile import beyond_promise
 from allotment.agent.config.schema import Config
 from allotment.agent.node_state import NodeState
 from allotment.agent.plugin.allocate_response import (
@@ -21,8 +22,9 @@ from allotment.devices.nvml import readings
 from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
+from allotment.model.pods import Pod, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Excess
+from allotment.model.shares import Excess, Share, ShareId
 from allotment.modes import take_damages
 from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares
@@ -49,12 +51,19 @@ class Maintenance:
         state: NodeState,
         shares: PodShares,
         reports: Reports,
+        pod: Callable[[PodUid], Pod | None] = lambda _: None,
         ask: Readings = readings,
     ) -> None:
-        """`machine`: the simulated machine, in place of a driver. `ask` queries the driver."""
+        """`machine`: the simulated machine, in place of a driver. `ask` queries the driver.
+
+        `pod` returns a pod by its uid.
+        """
+        self._pod = pod
         self._ask = ask
-        self._overused: Collection[str] = ()
+        self._overused: Collection[ShareId] = ()
         """Shares that had more by the driver than their limit at the last look."""
+        self._beyond: Collection[ShareId] = ()
+        """Shares whose record was beyond its pod at the last look."""
         self._machine = machine
         self._state = state
         self._shares = shares
@@ -102,6 +111,7 @@ class Maintenance:
     async def _tidy(self) -> None:
         exceeding = Reported[str]()
         while True:
+            await self.report_exceeding(exceeding)
             await asyncio.sleep(_TIDY_S)
             try:
                 await asyncio.to_thread(self._shares.tidy)
@@ -109,35 +119,48 @@ class Maintenance:
                 _log.warning("cannot remove leftovers", error=error.message)
             for damage in take_damages():
                 self._reports.node("SharedFileMended", damage.message, is_warning=True)
-            await self.report_exceeding(exceeding)
 
     async def report_exceeding(self, reported: Reported[str]) -> None:
-        """Report each share, once, that has more memory than its limit by the driver.
+        """Report each share, once, that has more memory than was promised to its pod.
 
-        With `onExcess: stop`, programs that have more in two looks are killed.
+        Its ledger is compared with the driver and with its record, and that with its pod: who can
+        write the state folder can change both files. A resize may change one before the other. With
+        `onExcess: stop`, programs that have more by the driver in two looks are killed.
         """
         stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:
-            found = await asyncio.to_thread(self._shares.exceeding, self._ask)
+            views = await asyncio.to_thread(self._shares.compared, self._ask)
         except AllotError as error:
             _log.warning("cannot compare shares with the driver", error=error.message)
             return
-        overused = {each.id: each.pids for each in found if each.overuse}
+        shares = [each.share for each in views if each.share]
+        beyond = {each.id: beyond_promise(each, self._pod_of(each)) for each in shares}
+        lasting = {share for share, text in beyond.items() if text and share in self._beyond}
+        self._beyond = {share for share, text in beyond.items() if text}
+        overused = {each.share.id: each.pids for each in views if each.share and each.overuse}
         pids = {share: of for share, of in overused.items() if share in self._overused}
         self._overused = set(overused)
+        found = {
+            each.share: each.excess or beyond[each.share.id]
+            for each in views
+            if each.share and (each.excess or each.share.id in lasting)
+        }
         self._reports.gauge("shares_exceeding", len(found))
-        new = reported.new_of(each.id for each in found)
-        for each in found:
+        new = reported.new_of(share.id for share in found)
+        for share, text in found.items():
             end = ""
-            if stops and each.id in pids:
-                refused = kill(pids[each.id])
+            if stops and share.id in pids:
+                refused = kill(pids[share.id])
                 end = "; its programs were killed (onExcess: stop)"
                 if refused:
                     end = (
                         f"; its programs could not be killed: {refused} (the agent lacks CAP_KILL)"
                     )
-            if (end or each.id in new) and each.share and each.share.owner:
-                self._reports.pod(each.share.owner, EXCEEDED, each.excess + end, is_warning=True)
+            if (end or share.id in new) and share.owner:
+                self._reports.pod(share.owner, EXCEEDED, text + end, is_warning=True)
+
+    def _pod_of(self, share: Share) -> Pod | None:
+        return self._pod(share.owner.uid) if share.owner else None
 
 
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]

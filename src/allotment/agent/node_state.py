@@ -19,6 +19,7 @@ from allotment.kube.nodes import NodeFields
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.modes import traits_of
+from allotment.model.pods import PodUid
 from allotment.shares.mode_policy import ModePolicy
 
 
@@ -49,14 +50,23 @@ class NodeState:
     """GPUs that do not support MIG, by `NodeSlices`."""
     mig_paused: Mapping[str, str] = field(default_factory=dict)
     """Why MIG is not switched on for now, by `MigConflicts`."""
+    resized: Mapping[PodUid, int] = field(default_factory=dict)
+    """The generation of each pod's resize in force, by `Tenants`."""
+    released: Mapping[str, int] = field(default_factory=dict)
+    """By resource: by how much resized pods have less than Kubernetes counts, by `Tenants`."""
     changed: Signal = field(default_factory=Signal)
-    """Notified at each change of links, mode policies, reservations or slices."""
+    """Notified at each change of links, mode policies, reservations, slices or resizes."""
     _offered: Signal = field(default_factory=Signal)
 
     def renew_offer(self, offer: Offer) -> None:
         self.offer = offer
         self.has_offer = True
         self._offered.notify()
+
+    def renew_resizes(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
+        if (resized, released) != (self.resized, self.released):
+            self.resized, self.released = resized, released
+            self.changed.notify()
 
     async def offers(self) -> AsyncIterator[Offer]:
         """Yield the offer as soon as it is known, and at each renewal."""

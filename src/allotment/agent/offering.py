@@ -53,18 +53,18 @@ class Offering:
         async with asyncio.TaskGroup() as group:
             for source in (self._gpus.changes, self._health.changes, self._configuring.changes):
                 group.create_task(self._listen(source()))
-            group.create_task(self._follow_mode_policies())
+            group.create_task(self._follow_state())
             group.create_task(self._follow())
 
     async def _listen(self, changes: AsyncIterator[object]) -> None:
         async for _ in changes:
             self._wake.set()
 
-    async def _follow_mode_policies(self) -> None:
+    async def _follow_state(self) -> None:
         last = None
         async for _ in self._state.changed.changes():
-            if self._state.mode_policies is not last:
-                last = self._state.mode_policies
+            if (self._state.mode_policies, self._state.released) != last:
+                last = (self._state.mode_policies, self._state.released)
                 self._wake.set()
 
     async def _follow(self) -> None:
@@ -100,5 +100,11 @@ class Offering:
         if offer != state.offer:
             _log.info("offer changed", **{each.name: each.amount for each in offer.resources})
         state.offer = offer
-        await self._node.set_capacity(offer.quantities)
+        # kube-scheduler counts what pods asked for when they were created.
+        await self._node.set_capacity(
+            {
+                name: max(0, amount + state.released.get(name, 0))
+                for name, amount in offer.quantities.items()
+            }
+        )
         state.renew_offer(offer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from allotment.model.pods import Owner, Pod, PodUid
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.cdi import HostMount
 from allotment.shares.placing import ShareOrder
@@ -79,6 +80,10 @@ class ShareStore(Protocol):
         """
         ...
 
+    def resize(self, share: ShareId, request: Request, policy: NodePolicy) -> Share:
+        """Give a live share the amounts of a request. May be repeated. Raises `AllotError`."""
+        ...
+
     def end(self, share: ShareId) -> None:
         """Remove a share if it exists. Raises `BusyError` while it has processes, `StateError`."""
         ...
@@ -106,6 +111,10 @@ class Pods(Protocol):
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         """Return a pod as soon as it is reported."""
+        ...
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete a pod, which ends its programs. Raises `AllotError`."""
         ...
 
     def changes(self) -> AsyncIterator[None]:

@@ -375,10 +375,9 @@ def _mode(
     config: Config,
     problems: list[str],
 ) -> str:
-    by_mps = config.mps is not None
     if rule is None:
-        return (MPS if by_mps else TIMESLICE) if shared else EXCLUSIVE
-    if traits_of(rule.first).is_time_sliced and (shared is None or by_mps):
+        return (TIMESLICE if config.mps is None else MPS) if shared else EXCLUSIVE
+    if traits_of(rule.first).is_time_sliced and shared is None:
         problems.append(
             f"{_said(device)} is exclusive, not timeslice: sharing.timeSlicing does not name it"
         )

@@ -24,9 +24,10 @@ from prometheus_client import disable_created_metrics
 from allotment import __version__
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.config.overlay import overlay
-from allotment.agent.config.schema import Config
+from allotment.agent.config.schema import Config, HealthConfig
 from allotment.agent.configuring import AgentSettings, Configuring
 from allotment.agent.device_modes import ComputeModes, DeviceModes
+from allotment.agent.evictions import Evictions
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import policy_of
@@ -42,8 +43,8 @@ from allotment.agent.mps_keeping import MpsKeeping
 from allotment.agent.node_state import NodeState
 from allotment.agent.offering import Offering
 from allotment.agent.plugin.allocate_response import AllocateAnswers
-from allotment.agent.plugin.registration import DevicePlugins
-from allotment.agent.plugin.serving import Duties
+from allotment.agent.plugin.front import AGENT_LOCK
+from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
@@ -80,7 +81,6 @@ _NODE_NAME: Final = re.compile(
 )
 """RFC 1123, as the API server checks it."""
 _MOST_NAME: Final = 253
-_LOCK: Final = "agent.lock"
 _WORKER: Final = "agent-worker"
 _WORKERS: Final = (_WORKER, "tenancy")
 
@@ -235,6 +235,7 @@ class _Agent:
             state=state,
             shares=self._shares,
             reports=self._reports,
+            pod=self._pods.get,
         )
         self._slices = NodeSlices(
             folder,
@@ -247,6 +248,13 @@ class _Agent:
         self._inventory = InventoryPublisher(
             folder, state=state, node=self._node, pods=self._pods, reports=self._reports
         )
+        self._evictions = Evictions(
+            pods=self._pods,
+            reports=self._reports,
+            sick=lambda: self._health.to_evict(self._health_config().evict),
+            after_s=lambda: self._health_config().evict_after_s,
+            owners=self._owners,
+        )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)
         self._tenants = Tenants(
@@ -256,13 +264,18 @@ class _Agent:
             reports=self._reports,
             store=self._shares,
             policy=self._policy_for,
+            evictions=self._evictions,
             ready=self._mps.ready,
             clear=self._slices.clear,
+            on_resized=state.renew_resizes,
+            renew=self._renew_checkpoint,
         )
-        self._plugins = DevicePlugins(
+        self._front = FrontKeeping(
             kubelet=settings.kubelet_socket,
+            state=folder.root,
+            starts_front=settings.starts_front,
             duties=Duties(
-                allocate=self._answers.allocate,
+                offered=self._answers.offered,
                 pre_start=self._tenants.pre_start,
                 reports=self._reports,
                 links=lambda: state.links.scores,
@@ -275,9 +288,10 @@ class _Agent:
         self._publisher = Publisher(inputs=self._inputs, node=self._node, reports=self._reports)
         self._beat = time.monotonic()
         self._is_serving = False
+        self._stands_by = False
         self._unseen: str | None = None
         """Why the processes of containers are not visible."""
-        self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(folder.root / AGENT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _policy_for(self, order: ShareOrder) -> NodePolicy:
         """Return the policy for an order; called in threads."""
@@ -328,6 +342,7 @@ class _Agent:
                     self._modes.run,
                     self._slices.run,
                     self._mps.run,
+                    self._evictions.run,
                     self._turn,
                     self._show_figures,
                     self._serve,
@@ -354,10 +369,12 @@ class _Agent:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                self._stands_by = True
                 if reported.is_new("other agent"):
                     _log.warning("another agent runs on this node: waiting until it has ended")
                 await asyncio.sleep(_BEAT_S / 4)
             else:
+                self._stands_by = False
                 return
 
     async def _serve(self) -> None:
@@ -367,7 +384,7 @@ class _Agent:
         freeze_startup_objects()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_links())
-            group.create_task(self._plugins.run())
+            group.create_task(self._front.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
             self._is_serving = True
@@ -398,7 +415,7 @@ class _Agent:
 
     async def _follow_offer(self) -> None:
         async for offer in self._state.offers():
-            self._plugins.offer(offer.resources)
+            self._front.offer(offer.resources)
             self._publisher.wake()
 
     async def _find_node(self) -> None:
@@ -442,6 +459,12 @@ class _Agent:
                 self._reports.gauge("api_synced", float(part.problem is None), what=what)
             await asyncio.sleep(_FIGURES_S)
 
+    def _renew_checkpoint(self) -> None:
+        self._front.relist()
+
+    def _health_config(self) -> HealthConfig:
+        return (self._state.config or Config()).allotment.health
+
     def _policy(self) -> str:
         config = self._state.config or Config()
         return config.plugin.shared_devices_allocation_policy
@@ -469,6 +492,8 @@ class _Agent:
         return [f"the event loop has hung for {for_s:.0f} s"] if for_s > _HANGS_S else []
 
     def _readiness_problems(self) -> Sequence[str]:
+        if self._stands_by:
+            return []  # a rolling upgrade ends the other agent once this one is ready
         missing = []
         if not self._is_serving:
             missing.append("starting")
@@ -481,11 +506,11 @@ class _Agent:
         config = self._state.config
         if self._gpus.problem and (config is None or config.fail_on_init_error):
             missing.append(f"GPUs: {self._gpus.problem}")
-        if self._is_serving and self._plugins.problem is not None:
-            missing.append(self._plugins.problem)
+        if self._is_serving and self._front.problem is not None:
+            missing.append(self._front.problem)
         missing += [
             f"{name} is not registered at the kubelet"
-            for name, is_registered in self._plugins.registered.items()
+            for name, is_registered in self._front.registered.items()
             if not is_registered
         ]
         return missing

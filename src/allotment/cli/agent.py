@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot agent`: the daemon of a Kubernetes node."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from allotment.agent.config.options import nvidia_options
 from allotment.cli.options import (
     installed,
     kubeconfig_option,
+    kubelet_socket_option,
     log_options,
     simulated_option,
     state_option,
+    usual_kubeconfig,
 )
 
 _METRICS = "127.0.0.1:9446"
@@ -63,14 +66,14 @@ _METRICS = "127.0.0.1:9446"
     default=Path("/var/run/cdi"),
     help="Folder of CDI specs that the container runtime reads.",
 )
+@kubelet_socket_option
 @click.option(
-    "--kubelet-socket",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    default=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
-    envvar="KUBELET_SOCKET",
-    help="Registration socket of the kubelet; the plugins' sockets are created beside it."
-    "  [env: KUBELET_SOCKET]",
+    "--front",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    envvar="ALLOTMENT_FRONT",
+    help="The process that serves the kubelet while the agent is away; auto: start one if none"
+    " runs; off: `allot front` is started elsewhere.  [env: ALLOTMENT_FRONT]",
 )
 @click.option(
     "--metrics-address",
@@ -78,6 +81,12 @@ _METRICS = "127.0.0.1:9446"
     default=_METRICS,
     envvar="METRICS_ADDRESS",
     help="Address of /metrics, /healthz and /readyz, or `off`.  [env: METRICS_ADDRESS]",
+)
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Remove what agents wrote into the nodes of the cluster, and exit: labels, annotations,"
+    " quantities and the condition GpuHealthy. Delete the agents first.",
 )
 @log_options
 @simulated_option
@@ -93,7 +102,9 @@ def command(
     cdi: str,
     cdi_dir: Path,
     kubelet_socket: Path,
+    front: str,
     metrics_address: str,
+    remove: bool,
     log_format: str,
     verbose: bool,
     simulated: str | None,
@@ -112,9 +123,13 @@ def command(
     Examples:
       allot agent --node-name n1 --kubeconfig ~/.kube/config --simulated a100-80gb:2
       allot agent --config-map kube-system/allotment --default-config default
+      allot agent --remove
     """  # noqa: D301 - click's mark
     from allotment.agent.configuring import AgentSettings, CdiUse
 
+    if remove:
+        _remove(kubeconfig or usual_kubeconfig())
+        return
     settings = AgentSettings(
         node=node_name or os.uname().nodename.lower(),  # the kubelet's default name
         kubeconfig=kubeconfig,
@@ -123,6 +138,7 @@ def command(
         cdi=CdiUse(cdi),
         cdi_folder=cdi_dir.absolute(),
         kubelet_socket=kubelet_socket.absolute(),
+        starts_front=front == "auto",
         config_file=config_file,
         config_map=_config_map(config_map),
         default_config=default_config,
@@ -135,6 +151,31 @@ def command(
     with installed("allot agent", extra="kubernetes"):
         from allotment.agent.running import run
     run(settings)
+
+
+def _remove(kubeconfig: Path | None) -> None:
+    """Remove the agents' fields from all nodes. An agent that still runs writes them again."""
+    with installed("allot agent", extra="kubernetes"):
+        from allotment.agent.health.watching import CONDITION
+        from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
+        from allotment.kube.clients import connect
+        from allotment.kube.inventories import DEVICES
+        from allotment.kube.nodes import NodeCondition, Wanted, remove_fields
+    unwanted = Wanted(
+        quantities=dict.fromkeys((GPU_SHARE, GPU_MEMORY, GPU_COMPUTE), 0),
+        conditions={CONDITION: NodeCondition(status="Unknown")},
+        annotations={DEVICES: None},
+    )
+
+    async def run() -> tuple[str, ...]:
+        async with connect(kubeconfig) as api:
+            return await remove_fields(api, unwanted=unwanted)
+
+    names = asyncio.run(run())
+    for name in names:
+        click.echo(f"{name}: removed what its agent wrote")
+    if not names:
+        click.echo("no node has anything that an agent wrote", err=True)
 
 
 def _config_map(text: str | None) -> Any:  # noqa: ANN401 - imported late

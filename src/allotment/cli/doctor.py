@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot doctor`: checks the prerequisites of this machine."""
 
+import asyncio
 import ctypes
 import os
 import platform
@@ -18,7 +19,7 @@ from allotment.cli.documents import print_document
 from allotment.cli.groups import wants_colour
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
-from allotment.cli.options import output_option, state_option
+from allotment.cli.options import output_option, state_option, usual_kubeconfig
 from allotment.ledger import read_contract, read_leases
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
@@ -105,6 +106,7 @@ def examine(folder: StateFolder) -> Iterator[Finding]:
     yield from _driver()
     yield from _mig(folder)
     yield from _containers()
+    yield from _cluster()
 
 
 def _system() -> Iterator[Finding]:
@@ -398,3 +400,39 @@ def _containers() -> Iterator[Finding]:
         return
     where = ", ".join(folders) or "created by the first `allot cdi create`"
     yield Finding("containers", CheckResult.OK, f"{', '.join(runtimes)}; CDI folders: {where}")
+
+
+_POLICY = "allotment-state-folder"
+_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+
+
+def _cluster() -> Iterator[Finding]:
+    """Check whether pods can reach the state folder, where there is a cluster to ask."""
+    path = usual_kubeconfig()
+    if path is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return
+    name = "pods' host paths"
+    try:
+        from allotment.kube.clients import connect
+        from allotment.kube.errors import ObjectMissingError
+    except ImportError:
+        return  # installed without the parts for Kubernetes
+
+    async def ask() -> None:
+        async with connect(path) as api:
+            await api.get(f"{_BINDINGS}/{_POLICY}", asked=f"get the policy {_POLICY}")
+
+    try:
+        asyncio.run(ask())
+    except ObjectMissingError:
+        yield Finding(
+            name,
+            CheckResult.NOTE,
+            f"no policy {_POLICY}: a pod with hostPath can change every limit of its node",
+            "kubectl apply -f deploy/manifests/state-folder.yaml, or enforce the Pod Security"
+            " Standard `baseline`",
+        )
+    except AllotError as error:
+        yield Finding(name, CheckResult.NOTE, error.message, error.hint or "")
+    else:
+        yield Finding(name, CheckResult.OK, f"refused by the policy {_POLICY}")

@@ -135,7 +135,7 @@ def pod(
       kubectl allot explain pod ml/train
     """  # noqa: D301 - click's mark
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    space, name = _names(pod, namespace)
+    space, name = pod_names(pod, namespace)
     with installed("allot explain", extra="kubernetes"):
         from allotment.placement.policies import make
         from allotment.scheduler.explain import explained
@@ -167,7 +167,7 @@ def pod(
         print_explanation(explanation)
 
 
-def _names(text: str, namespace: str | None) -> tuple[str, str]:
+def pod_names(text: str, namespace: str | None) -> tuple[str, str]:
     """Return the namespace (empty: the context's) and the name. Raises `UsageError`."""
     space, slash, name = text.rpartition("/")
     if namespace is not None:
@@ -403,10 +403,10 @@ def _print_parts(title: str, asked: Sequence[ContainerSummary]) -> None:
         (
             container.name,
             short_uuid(part.placed.uuid),
-            "?" if part.device is None else str(part.device.index),
-            "?" if part.device is None else part.device.model,
+            "-" if part.device is None else str(part.device.index),
+            "not offered" if part.device is None else part.device.model,
             format_bytes(part.placed.memory),
-            "?" if part.device is None else format_bytes(part.device.memory_bytes),
+            "-" if part.device is None else format_bytes(part.device.memory_bytes),
             f"{format_percent(part.placed.guarantee)} %" if part.placed.guarantee else "-",
             *((container.mode,) if has_modes else ()),
             *((_slice(part.placed.slice),) if has_slices else ()),

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "env": "Print the variables that let a shell's programs use simulated GPUs.",
     "fault": "Inject a fault into a simulated GPU, or clear it.",
     "agent": "Share this node's GPUs among pods: the Kubernetes device plugin.",
+    "front": "Keep this node's GPUs offered while the agent is away.",
     "simulate": "Replay a trace or a live cluster with scheduling policies.",
     "scheduler": "Choose nodes and GPUs for pods: the kube-scheduler extender.",
     "explain": "Explain why a pod is on its node, or why it waits.",

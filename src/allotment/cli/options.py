@@ -164,6 +164,15 @@ log_options = options(
     ),
     click.option("--verbose", "-v", is_flag=True, help="Log every step."),
 )
+kubelet_socket_option = click.option(
+    "--kubelet-socket",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
+    envvar="KUBELET_SOCKET",
+    help="Registration socket of the kubelet; the plugins' sockets are created beside it."
+    "  [env: KUBELET_SOCKET]",
+)
 state_option = click.option(
     "--state",
     metavar="DIR",

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot resize`: changes the limits of a running share."""
+"""`allot resize`: changes the limits of a running share, or asks for other amounts of a pod."""
 
+import asyncio
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +14,16 @@ from allotment.cli.options import (
     MEMORY,
     changed_compute_options,
     complete_share,
+    installed,
     state_option,
+    usual_kubeconfig,
 )
 from allotment.cli.tables import described, short_uuid
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
@@ -45,6 +50,22 @@ if TYPE_CHECKING:
     help="Allow a limit below the used memory: new allocations then fail until the use fits.",
 )
 @state_option
+@click.option(
+    "--pod",
+    "is_pod",
+    is_flag=True,
+    help="SHARE is a pod: [NAMESPACE/]NAME. `kubectl allot resize` always means a pod.",
+)
+@click.option("--namespace", "-n", metavar="NAMESPACE", help="Namespace of the pod.")
+@click.option(
+    "--container", "-c", metavar="NAME", help="Container of the pod.  [default: each with a share]"
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kubeconfig for the API server, as for `allot explain pod`.",
+)
+@click.option("--context", metavar="NAME", help="Context of the kubeconfig.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -57,6 +78,11 @@ def command(
     host_memory: int | None,
     force: bool,
     state: Path | None,
+    is_pod: bool,
+    namespace: str | None,
+    container: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
 ) -> None:
     """Change the limits of SHARE (name or id) on each of its GPUs, while it runs.
 
@@ -68,11 +94,15 @@ def command(
     In mode mps, memory can shrink, and grow again up to the initial limit; compute cannot change.
     In mode mig nothing can change: the hardware fixes the size of a slice.
 
+    With --pod it writes the annotation allotment.dev/resize of a running pod. The scheduler and the
+    pod's node carry it out, and events of the pod report the result.
+
     \b
     Examples:
       allot resize train --memory 6Gi
       allot resize train --compute 30:80
       allot resize train --memory 2Gi --force
+      kubectl allot resize ml/train --memory 6Gi --compute 30:80
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import devices_of
     from allotment.model.compute import ComputeClass
@@ -81,6 +111,30 @@ def command(
     from allotment.shares.resize import LimitChange, resize
     from allotment.shares.run.command import refuse_inside
 
+    if is_pod or Path(sys.argv[0]).name.startswith("kubectl"):
+        _refuse_ignored({"--force": force, "--host-memory": _is_typed(ctx, "host_memory")}, "a pod")
+        words = {
+            "memory": memory and memory.text,
+            "compute": compute and str(compute),
+            "class": kind,
+            "weight": weight and str(weight),
+        }
+        _resize_pod(
+            share,
+            namespace,
+            container,
+            {word: text for word, text in words.items() if text},
+            kubeconfig=kubeconfig,
+            context=context,
+        )
+        return
+    pods_only = {
+        "--container": container,
+        "--namespace": namespace,
+        "--kubeconfig": kubeconfig,
+        "--context": context,
+    }
+    _refuse_ignored(pods_only, "a share without --pod")
     # Before devices are read: inside a share they are a part.
     refuse_inside(f"allot resize {share}")
     change = LimitChange(memory, compute, weight, ComputeClass(kind) if kind else None, host_memory)
@@ -89,8 +143,7 @@ def command(
             "nothing to change",
             hint="give --memory, --compute, --class or --weight",
         )
-    is_typed = ctx.get_parameter_source("host_memory") is click.core.ParameterSource.COMMANDLINE
-    if is_typed and change.memory is None:
+    if _is_typed(ctx, "host_memory") and change.memory is None:
         raise UsageError(
             "--host-memory limits a new --memory, which is missing",
             hint="add --memory, or remove --host-memory",
@@ -99,6 +152,44 @@ def command(
     loaded = find(folder, share)
     resized = resize(folder, loaded.id, change, devices_of(loaded), force=force)
     click.echo(f"{resized.name}: {', '.join(_parts(resized))}")
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _refuse_ignored(options: "Mapping[str, object]", what: str) -> None:
+    for option, value in options.items():
+        if value:
+            raise UsageError(f"{option} has no effect on {what}", hint=f"remove {option}")
+
+
+def _resize_pod(
+    pod: str,
+    namespace: str | None,
+    container: str | None,
+    words: "Mapping[str, str]",
+    *,
+    kubeconfig: Path | None,
+    context: str | None,
+) -> None:
+    """Ask for other amounts of a pod. Raises `AllotError`."""
+    from allotment.cli.explain import pod_names
+
+    with installed("allot resize --pod", extra="kubernetes"):
+        from allotment.dialects.own.annotations import changed_wish
+        from allotment.kube.bindings import write_wish
+        from allotment.kube.clients import connect
+    if not words:
+        raise UsageError("nothing to change", hint="give --memory, --compute, --class or --weight")
+    space, name = pod_names(pod, namespace)
+
+    async def ask() -> str:
+        async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
+            change = partial(changed_wish, container=container, words=words)
+            return await write_wish(api, space or api.namespace, name, change)
+
+    click.echo(f"{pod}: asks for {asyncio.run(ask())}; its events report the result")
 
 
 def _parts(share: "LoadedShare") -> "Iterator[str]":

@@ -7,12 +7,13 @@ pod lacks its placement, and a late bind cannot bind a changed pod.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
-from allotment.kube.clients import Api, find
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
+from allotment.kube.clients import Api, find, read
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import ClusterPod
@@ -36,6 +37,20 @@ class Binding:
 
 
 _pod = msgspec.json.Decoder(PodObject)
+
+
+async def write_wish(api: Api, namespace: str, name: str, change: Callable[[str], str]) -> str:
+    """Change a pod's `allotment.dev/resize`, and return the new text. Raises `KubeError`."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    item = await read(api, path, _pod, asked=f"get pod {namespace}/{name}")
+    text = change((item.metadata.annotations or {}).get(RESIZE, ""))
+    metadata = {
+        "uid": item.metadata.uid,
+        "resourceVersion": item.metadata.resource_version,
+        "annotations": {RESIZE: text},
+    }
+    await api.patch(path, {"metadata": metadata}, asked=f"resize pod {namespace}/{name}")
+    return text
 
 
 class Bindings:
@@ -73,4 +88,19 @@ class Bindings:
         item = await find(self._api, path, _pod, asked=f"get pod {namespace}/{name}")
         if item is None or item.metadata.uid != uid:
             return None
-        return self._complete(to_cluster_pod(item))
+        # Of bound pods only those that are read have a version.
+        return replace(self._complete(to_cluster_pod(item)), version=item.metadata.resource_version)
+
+    async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
+        """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.
+
+        The status subresource keeps the annotations that it gets, and needs no right to change
+        containers.
+        """
+        metadata = {
+            "uid": pod.uid,
+            "resourceVersion": version,
+            "annotations": {PLACEMENT: placement},
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        await self._api.patch(path, {"metadata": metadata}, asked=f"patch pod {pod}")

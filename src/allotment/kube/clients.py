@@ -124,6 +124,11 @@ class Api:
         body = msgspec.json.encode(item)
         return await self._request(HttpRequest(method="POST", path=path, body=body), asked=asked)
 
+    async def delete(self, path: str, *, uid: str, asked: str) -> None:
+        """Delete the object with this uid; raise `KubeError`."""
+        body = msgspec.json.encode({"preconditions": {"uid": uid}})
+        await self._request(HttpRequest(method="DELETE", path=path, body=body), asked=asked)
+
     async def lines(
         self,
         path: str,

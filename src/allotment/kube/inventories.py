@@ -24,6 +24,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import shortened
 from allotment.model.mig import MigHold, MigProfile, MigSlice
 from allotment.model.modes import SOFT
+from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES
 
 DEVICES: Final = "allotment.dev/devices"
@@ -39,6 +40,8 @@ MOST_DEVICES: Final = 32
 """The limit of NVIDIA's driver per machine (NV_MAX_DEVICES, nvlimits.h). Schedulers use arrays as
 wide as the node with the most devices, so the limit bounds how far one node can slow down all
 decisions."""
+MOST_RESIZED: Final = 1024
+"""Pods of a node that were resized: more than any node runs."""
 LONGEST_PROBLEM: Final = 200
 _LONGEST_UUID: Final = 128
 _LONGEST_NAME: Final = 256
@@ -96,6 +99,7 @@ class _Profile(msgspec.Struct, frozen=True, array_like=True):
     has_media: bool = False
 
 
+_PodUid = Annotated[str, Meta(max_length=64)]
 _Profiles = Annotated[tuple[_Profile, ...], Meta(max_length=_MOST_PROFILES)]
 
 
@@ -136,13 +140,14 @@ class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
       "memory": BYTES, "index": 0, "numa": 0, "problem": "...",
       "taken": {"memory": BYTES, "guarantee": 3000, "shares": 1, "mode": "soft"},
       "mig": {"profiles": 0, "on": false, "slices": [["1g.10gb", 4, "idle"], ...]}}, ...],
-     "links": [[0, 1, 60], ...],
+     "links": [[0, 1, 60], ...], "resized": {"POD'S UID": 1, ...},
      "profiles": [[["1g.10gb", 19, 1, BYTES, 1, [0, 1, 2, 3, 4, 5, 6], 7, 16], ...], ...]}
 
     `guarantee` is in basis points of a device's time. A link names two devices by their place in
     the list. `mig` has the place of the device's list of profiles, its MIG mode, and the slices
     without a placement of ours: `idle`, `used` (without a scheduler) or `foreign`. `mig_off`
-    replaces `mig` with the reason while MIG mode stays off. For a profile's fields see `_Profile`.
+    replaces `mig` with the reason while MIG mode stays off. `resized` has the last resize in force,
+    by its generation. For a profile's fields see `_Profile`.
     """
 
     # No default, so that it is always written.
@@ -154,6 +159,7 @@ class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
         Meta(max_length=MOST_DEVICES * (MOST_DEVICES - 1) // 2),
     ] = ()
     profiles: Annotated[tuple[_Profiles, ...], Meta(max_length=MOST_LISTS)] = ()
+    resized: Annotated[dict[_PodUid, int], Meta(max_length=MOST_RESIZED)] = {}
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -188,6 +194,7 @@ def encode(inventory: NodeInventory) -> str:
         devices=tuple(_written(device, profiles) for device in devices),
         host=inventory.host_budget_bytes,
         links=tuple(links),
+        resized=dict(sorted(inventory.resized.items())[:MOST_RESIZED]),
         profiles=tuple(
             tuple(_Profile(*astuple(profile)) for profile in listed) for listed in profiles
         ),
@@ -235,6 +242,7 @@ def decode(name: str, text: str, *, cpu_milli: int = 0, memory_bytes: int = 0) -
         memory_bytes=memory_bytes,
         host_budget_bytes=document.host,
         links=links,
+        resized={PodUid(uid): generation for uid, generation in document.resized.items()},
     )
 
 

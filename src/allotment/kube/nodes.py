@@ -17,7 +17,7 @@ import structlog
 from allotment.kube.clients import Api, Backoff, PatchKind
 from allotment.kube.errors import KubeError, ObjectMissingError, UnreachableError
 from allotment.kube.objects import NodeObject, PodObject, to_pod
-from allotment.kube.watching import Followed, Following, Subject
+from allotment.kube.watching import Followed, Following, Subject, decoder_of_lists, pages
 from allotment.model.errors import QuantityError
 from allotment.model.formats import BINARY_UNITS
 from allotment.model.pods import Pod, PodUid
@@ -36,6 +36,8 @@ _ANY_TIME = datetime.fromtimestamp(0, UTC)
 _Plans = tuple[dict[str, object] | None, dict[str, object] | None]
 """Patches of metadata and status."""
 
+_PAGE = 500
+_nodes = decoder_of_lists(NodeObject)
 _log = structlog.get_logger(__name__)
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -324,18 +326,8 @@ class OwnNode:
         raise AssertionError  # changes() does not end
 
     async def _write(self) -> None:
-        metadata, status = self._plans(datetime.now(UTC))
-        path = f"/api/v1/nodes/{self._name}"
         try:
-            if metadata is not None:
-                await self._api.patch(path, metadata, asked=f"patch node {self._name}")
-            if status is not None:
-                await self._api.patch(
-                    f"{path}/status",
-                    status,
-                    asked=f"patch nodes/status of {self._name}",
-                    kind=PatchKind.STRATEGIC,
-                )
+            await write_node(self._api, self._name, *self._plans(datetime.now(UTC)))
         except ObjectMissingError as error:
             _log.info(error.message)  # the watch reports its return
         except KubeError as error:
@@ -345,6 +337,52 @@ class OwnNode:
             self._following.signal.notify()
         else:
             self._problem = None
+
+
+def plan_removal(node: NodeFields, *, unwanted: Wanted) -> _Plans:
+    """Return the patches that remove our labels, and these fields, whatever their values."""
+    nothing = Wanted(labels={}, annotations=dict.fromkeys(unwanted.annotations))
+    status: dict[str, object] = {
+        part: changes
+        for part, current in (("capacity", node.capacity), ("allocatable", node.allocatable))
+        if (changes := _plan_quantities(current, {}, frozenset(unwanted.quantities or ())))
+    }
+    stale = [each for each in unwanted.conditions if each in node.conditions]
+    if stale:
+        status["conditions"] = [{"$patch": "delete", "type": each} for each in stale]
+    return plan_metadata(node, nothing), {"status": status} if status else None
+
+
+async def remove_fields(api: Api, *, unwanted: Wanted) -> tuple[str, ...]:
+    """Remove what agents wrote into all nodes; return the names of the changed ones.
+
+    Raises `KubeError`.
+    """
+    changed = []
+    page_of = {"limit": str(_PAGE)}
+    async for page in pages(api, "/api/v1/nodes", _nodes, asked="list nodes", params=page_of):
+        for node in map(_node, page.items or ()):
+            plans = plan_removal(node, unwanted=unwanted)
+            await write_node(api, node.name, *plans)
+            if plans != (None, None):
+                changed.append(node.name)
+    return tuple(changed)
+
+
+async def write_node(
+    api: Api, name: str, metadata: dict[str, object] | None, status: dict[str, object] | None
+) -> None:
+    """Send the patches of a node. Raises `KubeError`."""
+    path = f"/api/v1/nodes/{name}"
+    if metadata is not None:
+        await api.patch(path, metadata, asked=f"patch node {name}")
+    if status is not None:
+        await api.patch(
+            f"{path}/status",
+            status,
+            asked=f"patch nodes/status of {name}",
+            kind=PatchKind.STRATEGIC,
+        )
 
 
 def _node(item: NodeObject) -> NodeFields:
@@ -375,6 +413,7 @@ class NodePods(Followed[PodObject, Pod]):
     """The pods of a node."""
 
     def __init__(self, api: Api, *, node: str, backoff: Backoff | None = None) -> None:
+        self._api = api
         super().__init__(
             api,
             Subject(
@@ -401,6 +440,11 @@ class NodePods(Followed[PodObject, Pod]):
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._following.values.values())
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete a pod that is not static, with its own grace period. Raises `KubeError`."""
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        await self._api.delete(path, uid=pod.uid, asked=f"delete pod {pod}")
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         """Return a pod as soon as the watch reports it; None after `timeout_s`.

@@ -34,6 +34,12 @@ class Narrow(msgspec.Struct, kw_only=True, rename="camel"):
     """A part of an object; other fields are not decoded. Never changed after decoding."""
 
 
+class OwnerReference(Narrow):
+    """An entry of `metadata.ownerReferences`."""
+
+    controller: bool | None = None
+
+
 class Metadata(Narrow):
     """`metadata` of any object or list."""
 
@@ -44,6 +50,7 @@ class Metadata(Narrow):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
+    owner_references: list[OwnerReference] | None = None
     next_page: str = msgspec.field(default="", name="continue")
     """For a list: the token of its next page; empty: this is the last."""
 
@@ -73,11 +80,18 @@ class ResourceRequirements(Narrow):
     requests: dict[str, str] | None = None
 
 
+class SecurityContext(Narrow):
+    """A container's `securityContext`."""
+
+    privileged: bool | None = None
+
+
 class ContainerSpec(Narrow):
     """A container's spec."""
 
     name: str
     resources: ResourceRequirements | None = None
+    security_context: SecurityContext | None = None
     restart_policy: str | None = None
     """Its own, in place of the pod's; Always on an init container makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
@@ -97,6 +111,7 @@ class PodSpec(Narrow):
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
+    host_pid: bool | None = msgspec.field(default=None, name="hostPID")
 
 
 class Terminated(Narrow):
@@ -144,6 +159,7 @@ class PodObject(Narrow):
 
 def to_pod(item: PodObject) -> Pod:
     meta = item.metadata
+    is_static = _MIRROR in (meta.annotations or {})
     return Pod(
         uid=_uid(meta),
         namespace=meta.namespace,
@@ -152,6 +168,10 @@ def to_pod(item: PodObject) -> Pod:
         annotations=_annotations(meta.annotations or {}),
         containers=tuple(_containers(item)),
         has_ended=item.status.phase in ENDED,
+        is_ending=meta.deletion_timestamp is not None,
+        has_controller=not is_static and any(o.controller for o in meta.owner_references or ()),
+        is_static=is_static,
+        has_host_pids=bool(item.spec.host_pid),
     )
 
 
@@ -202,6 +222,7 @@ def _containers(item: PodObject) -> Iterator[Container]:
             has_finished=_has_finished(item, spec, kind, seen),
             is_started=seen is not None and _is_started(seen),
             restarts=seen.restart_count if seen else 0,
+            is_privileged=bool(spec.security_context and spec.security_context.privileged),
         )
 
 

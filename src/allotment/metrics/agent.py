@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from allotment.metrics.figures import Figure, Figures
 
 _FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
-"""Around the limits of `Allocate` (5 ms) and `PreStartContainer` (50 ms), up to the time-out of the
-kubelet (30 s)."""
+"""Around the limit of `PreStartContainer` (50 ms), up to the time-out of the kubelet (30 s)."""
 
 FIGURES: tuple[Figure, ...] = (
-    Figure("allocate_seconds", "histogram", "Time of Allocate.", ("resource",)),
     Figure("prepare_seconds", "histogram", "Time of PreStartContainer.", ("resource",)),
     Figure("preferred_seconds", "histogram", "Time of GetPreferredAllocation.", ("resource",)),
     Figure("registrations", "counter", "Registrations with the kubelet.", ("resource", "result")),
@@ -19,10 +17,11 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "shares_exceeding",
         "gauge",
-        "Shares with more memory than their limit, by the driver.",
+        "Shares with more memory than their limit, by the driver, or than their pod.",
     ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),
+    Figure("evictions", "counter", "Pods deleted so that their controllers create them again."),
     Figure(
         "config_loads",
         "counter",
@@ -32,9 +31,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure("config_valid", "gauge", "1: the newest configuration is applied; 0: it is invalid."),
     Figure("events_dropped", "counter", "Kubernetes events dropped: too many, or refused."),
-    Figure(
-        "cdi_fallback", "counter", "Containers prepared without CDI, by resource.", ("resource",)
-    ),
+    Figure("cdi_fallback", "counter", "Shares handed over without CDI.", ("mode",)),
     Figure("device_healthy", "gauge", "1: healthy; 0: not.", ("device",)),
     Figure("device_xids", "counter", "XID events of a device.", ("device", "xid")),
     Figure("device_recoveries", "counter", "Times a device became healthy again.", ("device",)),

@@ -76,6 +76,8 @@ class NodeInventory:
     memory_bytes: int = 0
     host_budget_bytes: int = 0
     """Bytes that may be promised beyond device memory, backed by host memory."""
+    resized: Mapping[PodUid, int] = field(default_factory=dict)
+    """The generation of the last resize in force, of each pod that has one."""
     links: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
     `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60), and 100 for each NVLink through
@@ -143,6 +145,16 @@ class PlacedContainer:
     all like it."""
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptedResize:
+    """The text of `allotment.dev/resize` that a scheduler accepted."""
+
+    wish: str = ""
+    """Empty: the pod has what its resources and other annotations ask for."""
+    generation: int = 0
+    """Raised by each accepted text. The node reports the generation that is in force."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBooking:
     """What a pod uses or will use on its node. Without containers: CPU and memory only."""
@@ -152,6 +164,8 @@ class PodBooking:
     cpu_milli: int = 0
     memory_bytes: int = 0
     containers: tuple[PlacedContainer, ...] = ()
+    resize: AcceptedResize = field(default=AcceptedResize())
+    """Until its node has it in force, the amounts are the larger ones of before and after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@
     ├── NotFoundError        4   no share, GPU, machine or pod with this name
     ├── NoDevicesError       5   no GPU, or NVML is missing
     ├── StateError           6   the state folder is unusable: version, permission, space
-    │   └── LedgerError          a share's ledger is missing, damaged or of another version
+    │   ├── LedgerError          a share's ledger is missing, damaged or of another version
+    │   └── MisplacedError       a pod's devices were chosen before its node changed
     ├── BusyError            7   in use: going on would take it from its user;
     │   │                        or already suspended, or not suspended
     │   └── LimitBelowUseError   a limit below current use; carries need and have
@@ -113,6 +114,10 @@ class StateError(AllotError):
     """The state folder, or a file in it, is unusable."""
 
     exit_code = 6
+
+
+class MisplacedError(StateError):
+    """The devices that were chosen for a pod do not serve it since its node changed."""
 
 
 class LedgerError(StateError):

@@ -38,6 +38,7 @@ class Container:
     """It runs, or has run."""
     restarts: int = 0
     """Number of restarts reported so far."""
+    is_privileged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,13 @@ class Pod:
     """Init containers first, in the order of the specification."""
     has_ended: bool = False
     """Its phase is Succeeded or Failed: nothing of it will run again."""
+    is_ending: bool = False
+    """It is being deleted."""
+    has_controller: bool = False
+    """A controller creates its successor; false for a static pod, which its node keeps."""
+    is_static: bool = False
+    has_host_pids: bool = False
+    """Its programs see all processes of the node."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -118,6 +118,8 @@ class Share:
     cdi_spec: str | None = None
     """Path of the CDI spec file of the share, removed with it."""
     suspension: Suspension | None = None
+    is_resized: bool = False
+    """Its amounts may differ from those of its start."""
     owner: Owner | None = None
     """The Kubernetes container that it is for. The share's name repeats it and need not be unique.
     """

@@ -8,7 +8,7 @@ exact integers, so removing a pod restores the earlier state.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from allotment.model.accounting import (
@@ -34,6 +34,11 @@ class Footprint(NamedTuple):
     part: DeviceAmount
     shares: tuple[PlacedContainer, ...]
     slices: tuple[MigPlace, ...] = ()
+
+    @property
+    def floor(self) -> int:
+        """Basis points of its time that are kept from guarantees."""
+        return max((each.floor for each in self.shares), default=0)
 
 
 @dataclass(slots=True)
@@ -254,6 +259,26 @@ def _parts(container: PlacedContainer) -> dict[str, DeviceAmount]:
         before = parts.get(device.uuid)
         parts[device.uuid] = part if before is None else before + part
     return parts
+
+
+def larger_of(
+    one: Sequence[PlacedContainer], other: Sequence[PlacedContainer]
+) -> tuple[PlacedContainer, ...]:
+    """Return the larger amounts of each of a pod's containers, on the same devices."""
+    others = {each.name: each for each in other}
+    return tuple(_larger(each, others.get(each.name, each)) for each in one)
+
+
+def _larger(one: PlacedContainer, other: PlacedContainer) -> PlacedContainer:
+    devices = (
+        replace(
+            mine,
+            memory=max(mine.memory, its.memory),
+            guarantee=max(mine.guarantee, its.guarantee),
+        )
+        for mine, its in zip(one.devices, other.devices, strict=True)
+    )
+    return replace(one, devices=tuple(devices), floor=max(one.floor, other.floor))
 
 
 class Promised(NamedTuple):

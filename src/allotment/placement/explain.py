@@ -16,8 +16,9 @@ from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import traits_of
-from allotment.model.placements import Judgement, Verdict
+from allotment.model.placements import DeviceState, Judgement, Verdict
 from allotment.model.requests import Request
+from allotment.placement.booking import Footprint
 from allotment.placement.constraints import (
     OF_OTHER_AFFINITY,
     OF_OTHER_EXCLUSION,
@@ -39,6 +40,7 @@ from allotment.placement.judge import (
     TAKEN_WHOLE,
     TOO_LITTLE_COMPUTE,
     TOO_LITTLE_MEMORY,
+    memory_room,
 )
 from allotment.placement.mig import reason_of
 from allotment.placement.views import one_slice_of
@@ -81,6 +83,8 @@ class Reason(StrEnum):
     QUOTA = "quota"
     BINDING = "being bound"
     """The pod is being bound, or is bound, to another node."""
+    RESIZE = "resize"
+    """The pod's new amounts are invalid, or its mode cannot change them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,39 @@ def _lacks(
     request: Request, reason: Reason, phrase: str, have: int = 0, *, whose: str = ""
 ) -> Refusal:
     return refuse(reason, f"{whose}need {in_words(request)}, have {phrase}", have)
+
+
+def lacks_on_device(state: DeviceState, before: Footprint, after: Footprint) -> Refusal | None:
+    """Why a device has no room for a pod that grows; None: it has.
+
+    `state` is the device without the pod. Amounts that do not grow are not checked.
+    """
+    part, its = after.part, f"{state.device.uuid} ({state.device.name})"
+    grows = part.memory > before.part.memory or part.guarantee > before.part.guarantee
+    if grows and state.problem:
+        return refuse(Reason.PROBLEM, f"{its} takes no more at present: {state.problem}")
+    if part.memory > before.part.memory:
+        # Memory that stays on the device is the narrower need.
+        for need, may_oversubscribe in ((part.fixed, False), (part.memory, True)):
+            have = memory_room(state, may_oversubscribe=may_oversubscribe)
+            if need > have:
+                stem = f"{its}: need {format_bytes(need)}, have {_HAVE} beside other pods"
+                return refuse(Reason.GPU_MEMORY, stem, have, hint=_hint_to_grow(state, need))
+    if before.part.guarantee < part.guarantee > state.free_guarantee:
+        stem = f"{its}: need {format_percent(part.guarantee)} % of compute, have {_HAVE} beside"
+        hint = "guarantee less, or wait until a pod on this GPU ends"
+        return refuse(Reason.GPU_COMPUTE, f"{stem} other pods", state.free_guarantee, hint=hint)
+    if before.floor < after.floor > state.unguaranteed:
+        stem = f"{its}: need {format_percent(after.floor)} % of compute that is not guaranteed"
+        return refuse(Reason.COMPUTE_FLOOR, f"{stem}, have {_HAVE}", state.unguaranteed)
+    return None
+
+
+def _hint_to_grow(state: DeviceState, need: int) -> str:
+    whole = state.device.allottable_bytes
+    if need > whole and not state.oversubscribed_bytes:
+        return f"ask for less: this GPU has {format_bytes(whole)}, even when empty"
+    return "ask for less, or wait until a pod on this GPU ends"
 
 
 def refusal_of(need: PodNeed, dead_end: DeadEnd) -> Refusal:

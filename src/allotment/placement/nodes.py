@@ -9,13 +9,22 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
+from allotment.model.accounting import DeviceAmount
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.placement.booking import Footprint, Load, base_load, footprint
 from allotment.placement.cluster.arrays import Arrays, DeviceRoom
-from allotment.placement.explain import Refusal, lacks_host, refusal_of, undecided
-from allotment.placement.judge import judge, memory_room, open_modes
+from allotment.placement.explain import (
+    Reason,
+    Refusal,
+    lacks_host,
+    lacks_on_device,
+    refusal_of,
+    refuse,
+    undecided,
+)
+from allotment.placement.judge import judge, memory_room, open_modes, overflow
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.search import MOST_EFFORT, Search
 from allotment.placement.selections import Effort
@@ -189,6 +198,28 @@ class Node:
             memory_bytes=need.memory_bytes,
             containers=tuple(sorted(placed, key=lambda each: (each.place, each.name))),
         )
+
+    def lacks_to_grow(self, booking: PodBooking) -> Refusal | None:
+        """Why a booked pod cannot have these amounts on its devices; None: it can.
+
+        Amounts that do not grow are not checked.
+        """
+        before = self._prints[booking.uid]
+        view = self._without([self.bookings[booking.uid]])
+        promised = 0  # host memory for the devices so far
+        for uuid, after in footprint(booking.containers).items():
+            was = before.get(uuid) or Footprint(DeviceAmount(), ())
+            column = self.hardware.columns.get(uuid)
+            if column is None:
+                return refuse(Reason.PROBLEM, f"need {uuid}, have no such GPU on its node")
+            state = view.state(column)
+            left = max(0, state.host_budget_bytes - promised)
+            state = replace(state, host_budget_bytes=left)
+            promised += overflow(state, after.part.memory)
+            lacking = lacks_on_device(state, was, after)
+            if lacking is not None:
+                return lacking
+        return None
 
     def answer(self, need: PodNeed, *, effort: Effort) -> SearchResult:
         quick = self._quick_answer(need)

@@ -49,8 +49,10 @@ from allotment.placement.explain import (
 )
 from allotment.placement.views import Hardware
 from allotment.scheduler.admission.rules import IGNORE_LABELS
+from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.nominations import NominatedCluster, without_host
 from allotment.scheduler.core.quota import QuotaBook, units_of
+from allotment.scheduler.core.reservations import BookSettings
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
     DevicePart,
@@ -62,6 +64,10 @@ from allotment.scheduler.explain_evidence import (
 
 _OURS: Final = "allotment.dev/"
 _MOST_MODELS: Final = 8
+_PLACED_AGAIN: Final = (
+    "if the node refuses its share, the agent deletes the pod within a minute, so that its"
+    " controller creates it again; a pod without one: delete and create it"
+)
 
 
 def explained(
@@ -95,6 +101,8 @@ def explained(
     if standing is Standing.PENDING:
         obstacles += _before(evidence, need, dialect)
     booking = pod.booking if standing is Standing.PLACED else None
+    if booking is not None:
+        obstacles += _resize(pod, live, replace(BookSettings(), needs=settings))
     if standing is Standing.BOUND and pod.problem and (need is not None or has_started):
         node = cluster.node(pod.node)
         usage = None if need is None or node is None else _unplaced(need, node, kubelet_pod)
@@ -126,6 +134,9 @@ def explained(
         return explanation
     containers = _containers(need, booking, cluster.node(pod.node))
     explanation = replace(explanation, containers=containers)
+    if standing is Standing.PLACED and not has_started:
+        misplaced = tuple(_misplaced(containers, pod.node))
+        explanation = replace(explanation, obstacles=(*explanation.obstacles, *misplaced))
     return _with_nodes(explanation, cluster, need, live)
 
 
@@ -197,6 +208,26 @@ def _standing(evidence: Evidence, pod: ClusterPod) -> Standing:
     if not pod.node:
         return Standing.PENDING
     return Standing.PLACED if pod.booking and pod.booking.containers else Standing.BOUND
+
+
+def _resize(pod: ClusterPod, live: LiveCluster, settings: BookSettings) -> list[Refusal]:
+    """Return why a pod's `allotment.dev/resize` is not in force; empty if it is."""
+    book = Book(Cluster(), settings=settings)
+    for node in live.nodes:
+        book.node_put(node)
+    for other in live.pods:
+        if other.booking is not None:
+            book.cluster.book(other.booking)
+    book.pod_put(pod, now=0.0)
+    book.watch_resize(pod)
+    if pod.uid not in book.resizes:
+        return []
+    planned = book.plan_resize(pod)
+    if isinstance(planned, Refusal):
+        return [refuse(Obstacles.RESIZE, f"not resized: {planned.text}", hint=planned.hint)]
+    text = f"its resize is not in force on node {pod.node} yet; its larger amounts count until then"
+    hint = "see its events: ResizeRefused has the reason if the node cannot carry it out"
+    return [refuse(Obstacles.RESIZE, text, hint=hint)]
 
 
 def _fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None:
@@ -342,6 +373,21 @@ def _without_placement(pod: ClusterPod, usage: UnplacedUsage | None) -> Refusal:
             return refuse(Obstacles.UNPLACED, f"{text}, as the node's usage shows")
         text += f": judging by the node's usage, one of {', '.join(usage.choices)}"
     return refuse(Obstacles.UNPLACED, text, hint=hint)
+
+
+def _misplaced(containers: Sequence[ContainerSummary], node: str) -> Iterator[Refusal]:
+    """Name the chosen devices that the node does not offer in the container's mode."""
+    for container in containers:
+        for uuid, device in ((part.placed.uuid, part.device) for part in container.parts):
+            if device is None:
+                text = f"node {node} does not offer GPU {uuid}, which was chosen for it"
+            elif container.mode not in device.modes:
+                text = f"GPU {uuid} was chosen in mode {container.mode}, and node {node} offers it"
+                text += f" in mode {' or '.join(device.modes) or 'none'}"
+            else:
+                continue
+            text = f"container {container.name}: {text}: the node has changed since then"
+            yield refuse(Obstacles.MISPLACED, text, hint=_PLACED_AGAIN)
 
 
 def _kept(live: LiveCluster, need: PodNeed) -> Iterator[Refusal]:

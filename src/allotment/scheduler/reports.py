@@ -10,11 +10,13 @@ from typing import Final
 
 import structlog
 
+from allotment.dialects.own.placement import RESIZE
 from allotment.kube.events import Events, Reference
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.compute import WHOLE
 from allotment.placement.cluster.cluster import ModelTotals
+from allotment.placement.explain import Refusal
 from allotment.scheduler.tls.context import HandshakeFailure
 from allotment.scheduler.tls.rotation import TlsEndpoint
 
@@ -119,6 +121,13 @@ class SchedulerReports:
     def passed_over(self, pod: ClusterPod, text: str) -> None:
         self._report(pod, "NotHonoured", f"not honoured: {text}")
 
+    def resize_refused(self, pod: ClusterPod, refusal: Refusal) -> None:
+        """Each wish is reported by itself: its author waits for the answer."""
+        hint = f"; hint: {refusal.hint}" if refusal.hint else ""
+        text = f"not resized: {refusal.text}{hint}"
+        wish = pod.asks.annotations.get(RESIZE, "") if pod.asks is not None else ""
+        self._report(pod, "ResizeRefused", text, cause=wish)
+
     def handshake_failed(self, endpoint: TlsEndpoint, failure: HandshakeFailure) -> None:
         self._metrics.count(f"{endpoint}_handshakes_failed", failure)
         problem, now = _PROBLEMS.get(failure), self._clock()
@@ -134,8 +143,12 @@ class SchedulerReports:
             about = Reference("Secret", own, uid, namespace)
             self._events.tell(about, reason=reason, message=text, is_warning=True)
 
-    def _report(self, pod: ClusterPod | PodNeed, reason: str, text: str) -> None:
-        if self._events is not None and self._is_news(pod.uid, reason, _AMOUNT.sub("", text)):
+    def _report(
+        self, pod: ClusterPod | PodNeed, reason: str, text: str, *, cause: str = ""
+    ) -> None:
+        """Report a text; another `cause` makes it news."""
+        gist = _AMOUNT.sub("", text)
+        if self._events is not None and self._is_news(pod.uid, f"{reason} {cause}", gist):
             about = Reference("Pod", pod.name, pod.uid, pod.namespace)
             self._events.tell(about, reason=reason, message=text, is_warning=True)
 

@@ -48,6 +48,7 @@ from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.feed import PodRefresh, QuotaFeed
 from allotment.scheduler.leader import LeaderAddress, Leadership
 from allotment.scheduler.reports import SchedulerReports, model_figures
+from allotment.scheduler.resizing import Resizing
 from allotment.scheduler.serving import RequestHandler, Web, WebhookService, application
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
@@ -162,10 +163,18 @@ class Scheduler:
         self._leading = Leadership(
             self._feed, self._election, others=[self._quota_feed], on_end=self._rest
         )
+        bindings = Bindings(api, complete=self._take_over.completed)
+        self._resizing = Resizing(
+            self._book,
+            bindings,
+            left_s=self._leading.left_s,
+            clock=time.monotonic,
+            refused=reports.resize_refused,
+        )
         self._binder = Binder(
             self._book,
             TimedBindings(
-                Bindings(api, complete=self._take_over.completed),
+                bindings,
                 on_answer=partial(self.metrics.observe, "binding_seconds"),
             ),
             clock=time.monotonic,
@@ -217,6 +226,7 @@ class Scheduler:
             on_answer=self._reviewed,
             observer=reports,
             leads=self._may_write,
+            resizes=self._book.plan_resize,
         )
 
     def _sharepod_keeper(self, api: Api) -> SharePodKeeper | None:
@@ -255,6 +265,7 @@ class Scheduler:
             "events": self._events.run,
             "tick": self._tick,
             "nominations": self._nominate,
+            "resizes": self._resizing.run,
             "quotas": self._followed_quotas.run,
             "budgets": self._budgets.run,
             "quota_book": self._quota_feed.run,

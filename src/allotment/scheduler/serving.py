@@ -24,6 +24,7 @@ from allotment.dialects.foreign.base import ForeignDialect
 from allotment.kube.clients import Api
 from allotment.kube.webhooks import Secret, WebhookConfiguration
 from allotment.metrics.serving import Probes, parse_address
+from allotment.model.clusters import ClusterPod
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission.review import MAX_REVIEW_BYTES
 from allotment.scheduler.admission.rules import all_keys, webhook_condition
@@ -236,11 +237,12 @@ class WebhookService:
         on_answer: Observer | None = None,
         observer: RotationObserver | None = None,
         leads: Callable[[], bool] = lambda: True,
+        resizes: Callable[[ClusterPod], object] = lambda _: None,
     ) -> None:
         """Connect the parts; sends no request and opens no port.
 
         `known` returns when all pods and quotas are loaded: only then it listens. `leads`: as
-        `CertificateKeeper`'s.
+        `CertificateKeeper`'s. `resizes`: as `PodWebhook`'s.
         """
         self._settings = settings
         self._known = known
@@ -270,7 +272,9 @@ class WebhookService:
             observer=observer,
             leads=leads,
         )
-        webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
+        webhook = PodWebhook(
+            dialects, settings=settings.webhook, quotas=quotas, keys=keys, resizes=resizes
+        )
         self.app: Final = webhook_application(webhook, on_answer=on_answer)
         self.app.on_response_prepare.append(self._send_away)
         self._web = Web(self.app, option="--webhook-listen")

@@ -23,9 +23,10 @@ from typing import Any
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
 from allotment.model.devices import Device
-from allotment.model.errors import BusyError, DoesNotFitError, StateError
+from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
 from allotment.model.formats import format_count, format_pids
 from allotment.model.pods import Owner
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares import cdi, lifecycle
@@ -38,6 +39,7 @@ from allotment.shares.mode_lives import life_of
 from allotment.shares.mps_daemons import known_before
 from allotment.shares.placing import MigTerms, ShareOrder
 from allotment.shares.record import LoadedShare, read_share
+from allotment.shares.resize import LimitChange, change_limits
 from allotment.shares.status import Readings, ShareView, view
 
 _PRIVATE = 0o700
@@ -209,6 +211,27 @@ class PodShares:
             lifecycle.remove(self._folder, found)
             self._bookings.get(share)
 
+    def resize(self, share: ShareId, request: Request, policy: NodePolicy) -> Share:
+        """Give a live share the amounts of a request; return it.
+
+        May be repeated. Raises `DoesNotFitError` with need and have, `LimitBelowUseError`,
+        `NotInModeError` or `StateError`; then nothing has changed.
+        """
+        with self._one_at_a_time, self._folder.locked():
+            shares = lifecycle.recover(self._folder)
+            found = lifecycle.find(self._folder, share)
+            change = _change_for(found, request)
+            if change is not None:
+                try:
+                    change_limits(self._folder, found, change, policy.devices, shares=shares)
+                except LimitBelowUseError as error:
+                    error.hint = "free memory in its programs, or ask for more: the agent retries"
+                    raise
+            present = self._bookings.get(share)
+            if present is None or present.share is None:
+                raise StateError(f"share {share} was removed meanwhile")
+            return present.share
+
     def owned(self) -> tuple[Share, ...]:
         """Return the shares of pods, oldest first."""
         return tuple(each.share for each in self._read() if each.share and each.share.owner)
@@ -221,13 +244,10 @@ class PodShares:
         with self._one_at_a_time:
             return self._bookings.read() if self._folder.exists() else []
 
-    def exceeding(self, readings: Readings) -> list[ShareView]:
-        """Return the shares of pods that have more memory than their limit, by the driver.
-
-        Raises `StateError`.
-        """
+    def compared(self, readings: Readings) -> list[ShareView]:
+        """Return the shares of pods, compared with the driver. Raises `StateError`."""
         owned = [each for each in list_shares(self._folder) if each.share and each.share.owner]
-        return [each for each in view(owned, readings) if each.excess]
+        return view(owned, readings)
 
     def tidy(self) -> None:
         """Remove what killed calls and `allot run` left, and specs without a share.
@@ -417,6 +437,20 @@ def _driver_stamps(root: Path) -> tuple[object, ...]:
         except OSError:
             stamps.append((str(path), 0))
     return tuple(stamps)
+
+
+def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:
+    """Return what differs from a request; None: nothing."""
+    devices = found.devices()
+    asked = request.compute
+    is_same = all(replace(each.compute, is_governed=asked.is_governed) == asked for each in devices)
+    compute = None if is_same else asked
+    memory = request.memory
+    if all(memory.size_bytes == each.memory_bytes for each in devices) and compute is None:
+        return None
+    if compute is None:
+        return LimitChange(memory)
+    return LimitChange(memory, compute, compute.weight, compute.kind)
 
 
 def _is_same(one: Owner, other: Owner) -> bool:

@@ -26,7 +26,7 @@ from allotment.shares.folders import StateFolder, explained
 RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
-_REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner"}
+_REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
 
 
@@ -79,6 +79,7 @@ def _encode(share: Share) -> str:
     for device in document["devices"]:
         _rename(device, is_oversubscribed="oversubscribed")
         _rename(device["compute"], kind="class", is_governed="governed")
+    _rename(document, is_resized="resized")
     if share.suspension:
         _rename(document["suspension"], is_complete="complete")
     return json.dumps({"version": _VERSION, **document}) + "\n"
@@ -101,6 +102,7 @@ def _from_document(document: dict[str, Any]) -> Share:
         devices.append(device)
     if suspension := document.get("suspension"):
         _rename(suspension, complete="is_complete")
+    _rename(document, resized="is_resized")
     try:
         return msgspec.convert({**document, "devices": devices}, Share)
     except msgspec.ValidationError as error:

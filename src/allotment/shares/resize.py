@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot resize`: changes the limits and the compute of a live share.
+"""Changes the limits and the compute of a live share: for `allot resize`, and for pods.
 
 Its programs see a new limit at their next call; compute is in force when `resize` returns. The
 booking (the record) is never below the values in force (the ledger, the contracts), even after an
@@ -68,39 +68,62 @@ def resize(
     """
     refuse_inside(f"allot resize {name}")
     check_owner(find(folder, name))
-    by_uuid = {device.uuid: device for device in devices}
     folder.prepare()
     with folder.locked():
         shares = recover(folder)
         found = find(folder, name)
-        if found.problem:
-            raise found.problem
-        share, snapshot = found.share, found.ledger
-        if share is None:
-            raise StateError(f"{found.directory}: cannot be read")
-        if share.owner is not None:
+        if found.owner is not None:
             raise UsageError(
-                f"share {share.name} is a pod's, and has what its pod asks for",
-                hint="create the pod again with other limits",
+                f"share {found.name} is a pod's, and has what its pod asks for",
+                hint=f"kubectl allot resize {found.owner.namespace}/{found.owner.pod}",
             )
-        mode = check_has_ledger(found)
-        if snapshot is None:
-            raise StateError(f"{found.directory}: cannot be read")
-        for device in share.devices:
-            if device.uuid not in by_uuid:
-                raise missing_gpu(share, device)
-        others = booked(other for other in shares if other.id != found.id)
-        limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
-        old = {
-            device.uuid: _Part(limits[device.uuid], found.terms.get(device.uuid))
-            for device in share.devices
-        }
-        states = states_of(by_uuid.values(), others, change.host_budget)
-        new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
-        _apply(mode, folder, found, share, old, new, force=force)
-        text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
-        note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
-        return find(folder, found.id)
+        return change_limits(folder, found, change, devices, shares=shares, force=force)
+
+
+def change_limits(
+    folder: StateFolder,
+    found: LoadedShare,
+    change: LimitChange,
+    devices: Iterable[Device],
+    *,
+    shares: Iterable[LoadedShare],
+    force: bool = False,
+) -> LoadedShare:
+    """Change any live share, as `resize` does. The caller holds the lock and has read `shares`."""
+    by_uuid = {device.uuid: device for device in devices}
+    if found.problem:
+        raise found.problem
+    share, snapshot = found.share, found.ledger
+    if share is None:
+        raise StateError(f"{found.directory}: cannot be read")
+    mode = check_has_ledger(found)
+    if snapshot is None:
+        raise StateError(f"{found.directory}: cannot be read")
+    for device in share.devices:
+        if device.uuid not in by_uuid:
+            raise missing_gpu(share, device)
+    others = booked((each for each in shares if each.id != found.id), seen_by=share.owner)
+    limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
+    old = {
+        device.uuid: _Part(limits[device.uuid], _terms_of(found, device))
+        for device in share.devices
+    }
+    states = states_of(by_uuid.values(), others, change.host_budget)
+    new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
+    _apply(mode, folder, found, share, old, new, force=force)
+    text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
+    note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
+    return find(folder, found.id)
+
+
+def _terms_of(found: LoadedShare, device: ShareDevice) -> Terms | None:
+    """Return the compute before; of a pod's container as booked.
+
+    In force is less while another container of its pod has the same guarantee.
+    """
+    terms = found.terms.get(device.uuid)
+    is_pods = terms is not None and found.owner is not None
+    return replace(terms, compute=device.compute) if terms and is_pods else terms
 
 
 def _new_parts(
@@ -227,7 +250,8 @@ def _greater(one: _Part, other: _Part) -> _Part:
 
 
 def _with_parts(share: Share, parts: Mapping[str, _Part]) -> Share:
-    return replace(share, devices=tuple(_with_part(each, parts) for each in share.devices))
+    devices = tuple(_with_part(each, parts) for each in share.devices)
+    return replace(share, devices=devices, is_resized=True)
 
 
 def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:

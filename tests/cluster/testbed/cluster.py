@@ -16,12 +16,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from allotment.agent.configuring import PLUGIN_FOLDER
+from allotment.agent.plugin.front import OFFER
 from testbed import control_plane, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
@@ -280,9 +282,10 @@ class Cluster:
         finally:
             self.start(component)
 
-    def reboot_node(self) -> None:
+    def reboot_node(self, at_boot: Callable[[], object] = lambda: None) -> None:
         """What a reboot of the node comes to; returns when it is Ready again.
 
+        `at_boot` starts what the node's services are to start before the kubelet.
         Every process but the control plane's ends at once, and /run is empty. Disks and the API
         keep what they have.
         """
@@ -291,6 +294,7 @@ class Cluster:
             self.stop(name, signal.SIGKILL)
         wait_until(lambda: not _kill(processes_of(self.node.pid) - keep), "end of the node")
         node.forget_boot(self.node)
+        at_boot()
         for name in _NODE:
             self.start(name)
         self.wait_node_ready()
@@ -378,8 +382,16 @@ class Cluster:
             *(["--simulated", simulated] if simulated else []),
             *flags,
         ]
-        path = self.log(log)
-        with path.open("a", encoding="utf-8") as file:
+        return self._start(command, log, environment)
+
+    def start_front(self, *flags: str) -> Process:
+        """Starts `allot front`, as a service of the node."""
+        return self._start([sys.executable, "-m", "allotment", "front", *flags], "front")
+
+    def _start(
+        self, command: list[str], log: str, environment: Mapping[str, str] | None = None
+    ) -> Process:
+        with self.log(log).open("a", encoding="utf-8") as file:
             return self.node.popen(
                 command, environment=environment, folder=Path("/"), stdout=file, stderr=file
             )
@@ -428,31 +440,39 @@ class Cluster:
         except TestbedError as error:
             raise TestbedError(f"{error}\n{self._explain_resources()}") from None
 
-    def stop_agent(self, agent: Process, *, timeout_s: float = PATIENCE_S) -> None:
+    def stop_agent(self, agent: Process) -> None:
         """Ends the agent and forgets what it kept: the next one finds a fresh node."""
         agent.stop()
-        self.forget_agent(timeout_s=timeout_s)
+        self.forget_agent()
 
-    def forget_agent(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Waits until the node offers nothing of an agent that has ended; removes what it kept."""
+    @property
+    def front_pid(self) -> int | None:
+        """The process of the agent's that the kubelet knows, seen from the node; None: none."""
         try:
-            self._wait_withdrawn(timeout_s)
-        finally:
-            self._remove_agents_files()
+            found = self.node.path("/run/allotment/front.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        pid = int(json.loads(found)["pid"])
+        return pid if self.node.path(f"/proc/{pid}").exists() else None
 
-    def _wait_withdrawn(self, timeout_s: float) -> None:
-        def is_withdrawn() -> bool:
-            allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
-            return all(value == "0" for key, value in allocatable.items() if _is_devices(key))
+    def end_front(self, number: int = signal.SIGTERM) -> None:
+        """Ends the front, which outlives its agent, and waits for its end."""
+        pid = self.front_pid
+        if pid is not None:
+            self.node.run(["kill", f"-{int(number)}", str(pid)], check=False)
+            wait_until(lambda: self.front_pid != pid, "end of the front", every_s=0.02)
 
-        wait_until(
-            is_withdrawn,
-            "withdrawal of the agent's resources",
-            timeout_s=timeout_s,
-            explain=self._explain_resources,
-        )
+    def forget_agent(self) -> None:
+        """Lets the node offer nothing of an agent that has ended; removes what it kept."""
+        self.end_front()
+        status = self.api.get(self.node_path)["status"]
+        none = {key: "0" for key in status.get("allocatable", {}) if _is_devices(key)}
+        # As the kubelet will within ten seconds.
+        self.api.patch(f"{self.node_path}/status", {"status": {"allocatable": none}})
+        self._remove_agents_files()
 
     def _remove_agents_files(self) -> None:
+        self.node.path(PLUGIN_FOLDER / OFFER).unlink(missing_ok=True)
         for folder in ("/run/allotment", "/run/cdi"):
             inside = self.node.path(folder)
             for entry in inside.iterdir() if inside.is_dir() else ():

@@ -226,6 +226,8 @@ def _kubelet_config(settings: NodeSettings, sandbox: Sandbox) -> dict[str, objec
         "enableControllerAttachDetach": False,
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "maxPods": settings.max_pods,
+        "staticPodPath": "/etc/kubernetes/manifests",
+        "fileCheckFrequency": "1s",
         # A disk that is nearly full is none of the tests' business.
         "evictionHard": {
             "memory.available": "100Mi",
@@ -239,8 +241,6 @@ def _kubelet_config(settings: NodeSettings, sandbox: Sandbox) -> dict[str, objec
         "eventRecordQPS": 0,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
-        "nodeStatusUpdateFrequency": "1s",
-        "syncFrequency": "10s",
         "resolvConf": "",
         "clusterDNS": ["10.96.0.10"],
         "clusterDomain": "cluster.local",

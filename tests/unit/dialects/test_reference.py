@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from allotment.agent import device_modes, maintenance
+from allotment.agent import device_modes, evictions, maintenance
 from allotment.agent.allocation import share_events
 from allotment.agent.mig import conflicts, slices
 from allotment.dialects.own.allotment import RESOURCES
@@ -36,11 +36,15 @@ def test_every_event_is_there(root: Path) -> None:
     reasons = {
         share_events.READY,
         share_events.SMALL,
+        share_events.UNGUARDED,
         share_events.REFUSED,
         share_events.TAKEN_OVER,
         share_events.MISSING,
+        share_events.RESIZED,
+        share_events.RESIZE_REFUSED,
         share_events.STATE,
     }
+    reasons |= {evictions.EVICTED, evictions.KEPT}
     reasons |= {slices.LOST, slices.STAYS, slices.UNKNOWN, slices.DAMAGED}
     reasons |= {maintenance.EXCEEDED, conflicts.SWITCHED_OFF, conflicts.PAUSED}
     reasons |= {device_modes.DRAINING, device_modes.DRAINED, device_modes.INVALID}

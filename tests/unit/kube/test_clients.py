@@ -185,6 +185,13 @@ def test_a_patch_says_how_it_is_meant(server: Server) -> None:
     assert request.body == b'{"a":null}'
 
 
+def test_a_deletion_is_of_one_object_and_not_of_its_namesake(server: Server) -> None:
+    server.writes.append(answered({}))
+    asyncio.run(server.client().delete("/x", uid="1", asked="delete"))
+    (request,) = server.requests
+    assert (request.method, request.body) == ("DELETE", b'{"preconditions":{"uid":"1"}}')
+
+
 def test_a_watch_that_says_nothing_for_too_long_is_dead(tmp_path: Path) -> None:
     async def main() -> None:
         hanging = asyncio.Event()

@@ -17,6 +17,7 @@ from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, TakenPa
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigProfile, MigSlice
+from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES
 
 Document = dict[str, Any]
@@ -106,6 +107,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
         memory_bytes=draw(amounts),
         host_budget_bytes=draw(amounts),
         links={pair: draw(st.integers(1, 1800)) for pair in scored},
+        resized=draw(st.dictionaries(words.map(PodUid), st.integers(1, 1 << 40), max_size=3)),
     )
 
 
@@ -132,6 +134,7 @@ def test_the_order_in_which_devices_are_found_makes_no_difference(
         devices=tuple(shuffled),
         host_budget_bytes=inventory.host_budget_bytes,
         links=dict(reversed(list(inventory.links.items()))),
+        resized=dict(reversed(list(inventory.resized.items()))),
     )
     assert encode(other) == encode(inventory)
 

@@ -24,7 +24,9 @@ from allotment.kube.nodes import (
     Wanted,
     format_quantity,
     plan_metadata,
+    plan_removal,
     plan_status,
+    remove_fields,
 )
 from allotment.model.quantities import MAX_BYTES, parse_whole
 
@@ -360,3 +362,36 @@ def test_without_a_node_it_waits_for_one(
         assert node.current.container_runtime == "containerd://2.3.7"
 
     run(node.run(), test())
+
+
+# ---- what is left when the agents are gone -------------------------------------------------------
+
+UNWANTED = Wanted(
+    quantities=dict.fromkeys(OWNED, 0),
+    conditions={"GpuHealthy": NodeCondition(status="Unknown")},
+    annotations={DEVICES: None},
+)
+
+
+@given(nodes)
+def test_after_a_removal_nothing_of_ours_is_left(node: NodeFields) -> None:
+    metadata, status = plan_removal(node, unwanted=UNWANTED)
+    ours = {key for key in node.annotations.get(LABELS_ANNOTATION, "").split(",") if key}
+    changes: Patch = (metadata or {}).get("metadata", {})
+    assert set(changes.get("labels", {})) == ours & node.labels.keys()
+    written: Patch = (status or {}).get("status", {})
+    for part, current in (("capacity", node.capacity), ("allocatable", node.allocatable)):
+        assert written.get(part, {}) == dict.fromkeys(OWNED & current.keys())
+    gone = [each["type"] for each in written.get("conditions", [])]
+    assert gone == [each for each in node.conditions if each == "GpuHealthy"]
+
+
+def test_nodes_without_anything_of_ours_are_not_written(server: Server) -> None:
+    condition = {"type": "GpuHealthy", "status": "True"}
+    ours = {"metadata": {"name": "a"}, "status": {"conditions": [condition]}}
+    server.lists.append(listed(ours, {"metadata": {"name": "b"}, "status": {}}))
+    server.writes.append(answered({}))
+    assert asyncio.run(remove_fields(server.client(), unwanted=UNWANTED)) == ("a",)
+    assert server.bodies() == [
+        {"status": {"conditions": [{"$patch": "delete", "type": "GpuHealthy"}]}}
+    ]

@@ -171,6 +171,22 @@ def test_a_static_pod_is_who_the_kubelet_takes_it_for(
     assert read(pod(metadata={"annotations": annotations})).uid == uid
 
 
+def test_only_a_controllers_pod_comes_again() -> None:
+    def has_controller(**metadata: object) -> bool:
+        item = pod()
+        item["metadata"] |= metadata
+        return read(item).has_controller
+
+    owner = {"kind": "ReplicaSet", "name": "a"}
+    assert not has_controller()
+    assert not has_controller(ownerReferences=[owner])
+    assert has_controller(ownerReferences=[owner, owner | {"controller": True}])
+    # Its node owns a mirror.
+    mirror = {"kubernetes.io/config.mirror": "abc"}
+    owners = [{"kind": "Node", "name": "n1", "controller": True}]
+    assert not has_controller(ownerReferences=owners, annotations=mirror)
+
+
 def test_of_annotations_ours_alone_are_kept() -> None:
     written = {"allotment.dev/class": "latency", "team/notes": "x" * 200_000, "allotment.dev": "1"}
     found = read(pod(metadata={"annotations": written, "labels": {"a": "b"}}))

@@ -36,12 +36,12 @@ def test_what_is_counted_is_shown() -> None:
     metrics.count("refusals", labels={"reason": "does-not-fit"})
     metrics.count("events_dropped", by=3)
     metrics.set("shares", 60, labels={"mode": "soft"})
-    metrics.observe("allocate_seconds", 0.0015, labels={"resource": "nvidia.com/gpu"})
+    metrics.observe("prepare_seconds", 0.0015, labels={"resource": "nvidia.com/gpu"})
     text = shown(metrics)
     assert 'allotment_agent_refusals_total{reason="does-not-fit"} 1.0' in text
     assert "allotment_agent_events_dropped_total 3.0" in text
     assert 'allotment_agent_shares{mode="soft"} 60.0' in text
-    bucket = 'allotment_agent_allocate_seconds_bucket{le="%s",resource="nvidia.com/gpu"} %s'
+    bucket = 'allotment_agent_prepare_seconds_bucket{le="%s",resource="nvidia.com/gpu"} %s'
     assert bucket % ("0.001", "0.0") in text
     assert bucket % ("0.002", "1.0") in text
     metrics.forget("shares")
@@ -62,7 +62,7 @@ def test_reports_never_fail() -> None:
     reports.count("nothing")
     reports.count("refusals", cause="x")
     reports.observe("nothing", 1.0)
-    reports.observe("allocate_seconds", 1.0)
+    reports.observe("prepare_seconds", 1.0)
     reports.gauge("refusals", 1.0, reason="x")
     reports.node("Labels", "2 models", is_warning=True)
 

@@ -255,6 +255,17 @@ def test_a_device_that_is_gone_is_named_all_the_same() -> None:
     found = Twin([node("a", devices=1)], [pod("it", asking(), on=("a", 1))]).explain()
     [part] = found.containers[0].parts
     assert (part.placed.uuid, part.device) == ("GPU-a-1", None)
+    [obstacle] = found.obstacles
+    assert obstacle.reason == "misplaced"
+    assert "node a does not offer GPU GPU-a-1, which was chosen for it" in obstacle.text
+    assert "creates it again" in str(obstacle.hint)
+
+
+def test_a_gpu_that_is_offered_in_another_mode_since_is_named() -> None:
+    found = Twin([node("a", modes=("mps",))], [pod("it", asking(), on=("a", 0))]).explain()
+    [obstacle] = found.obstacles
+    assert obstacle.reason == "misplaced"
+    assert "chosen in mode soft, and node a offers it in mode mps" in obstacle.text
 
 
 def test_a_pod_that_was_bound_without_a_placement() -> None:
@@ -454,3 +465,17 @@ def test_the_pod_is_as_it_was_read_and_not_as_the_list_has_it() -> None:
     found = explained(replace(later, cluster=evidence.cluster))
     assert found.standing is Standing.PENDING
     assert found.fitting == ("a",)
+
+
+def test_a_resize_that_is_not_in_force_is_explained() -> None:
+    """By the decision of the scheduler's own book, with need and have."""
+    wish = {"allotment.dev/resize": "memory:30Gi"}
+    one = pod("one", asking(), on=("a", 0), annotations=wish)
+    found = Twin([node("a")], [one, pod("two", asking(compute=10), on=("a", 0))]).explain("one")
+    assert kinds(found) == [Obstacles.RESIZE]
+    assert "not resized: GPU-a-0 (A100): need 30Gi, have 20Gi beside" in found.obstacles[0].text
+    found = Twin([node("a")], [one]).explain("one")
+    assert kinds(found) == [Obstacles.RESIZE]
+    assert "its resize is not in force on node a yet" in found.obstacles[0].text
+    plain = pod("one", asking(), on=("a", 0))
+    assert kinds(Twin([node("a")], [plain]).explain("one")) == []

@@ -4,21 +4,25 @@
 import asyncio
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kubelet_twin import ReportsTwin
 from patience import wait_until
 from pod_node import Node, order
 
+from allotment import ledger
 from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
 from allotment.devices.sources import DeviceProcess, Reading
 from allotment.model.modes import TIMESLICE
+from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.reported import Reported
 from allotment.model.requests import whole_devices
 from allotment.model.shares import Excess
 from allotment.shares.process_tree import is_running
+from allotment.shares.record import write_record
 
 GI = 1 << 30
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
@@ -66,3 +70,37 @@ def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Slee
     asyncio.run(keeper.report_exceeding(Reported[str]()))
     assert "its programs were killed (onExcess: stop)" in reports.events[-1][2]
     wait_until(lambda: [is_running(pid) for pid in pids] == [False, True])
+
+
+def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    share = node.prepare(order(1, memory="1Gi"))
+    assert share.owner is not None
+    limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": GI}
+    main = Container(share.owner.container, ContainerKind.REGULAR, limits)
+    pod = Pod(uid=share.owner.uid, namespace="ml", name="pod-1", containers=(main,))
+    pod = replace(pod, node="n1", annotations={"allotment.dev/resize": "memory:60Gi"})
+    reports = ReportsTwin()
+    keeper = Maintenance(
+        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
+        reports=reports, pod=lambda _: pod, ask=lambda _: {},
+    )  # fmt: skip
+    reported = Reported[str]()
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(reported))
+    assert reports.events == []
+    directory = node.folder.share(share.id)
+    (device,) = share.devices
+    write_record(directory, replace(share, devices=(replace(device, memory_bytes=60 * GI),)))
+    ledger.set_limit(directory, 0, 60 * GI)
+    asyncio.run(keeper.report_exceeding(reported))
+    assert reports.events == []  # a resize changes one before the other
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(reported))
+    ((subject, reason, message),) = reports.events
+    assert (subject, reason) == ("pod-1", "LimitExceeded")
+    assert "allows 60Gi of GPU-" in message
+    assert "placement or request allows 1Gi" in message
+    assert reports.gauges[("shares_exceeding",)] == 1

@@ -13,7 +13,7 @@ from allotment.agent.resources import GPU_SHARE, Offer, Resource
 from allotment.dialects import asks_of
 from allotment.dialects.own.protocol import in_modes, suiting, unsuited
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.errors import StateError, UsageError
+from allotment.model.errors import MisplacedError, StateError, UsageError
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.modes import EXCLUSIVE, TIMESLICE, traits_of
 from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
@@ -24,7 +24,10 @@ from allotment.modes import ledger_mode
 from allotment.shares.placing import ShareOrder
 
 _REPLICA = "::"
-_PLACE_AGAIN = "delete the pod, so that its controller creates it again"
+_PLACE_AGAIN = (
+    "delete the pod and create it again, without a placement of your own; for a pod with a"
+    " controller the agent does so"
+)
 _OTHER_MODE = "remove the annotation allotment.dev/mode, or choose a node that has such GPUs"
 
 
@@ -53,7 +56,7 @@ def order_for(pod: Pod, entry: CheckpointEntry, offer: Offer) -> ShareOrder:
     resource = offer.resource(entry.resource)
     if resource is None:
         names = ", ".join(each.name for each in offer.resources) or "none"
-        raise StateError(
+        raise MisplacedError(
             f"pod {pod}, container {ask.container!r}: this node no longer offers {entry.resource}"
             f" (it offers: {names})",
             hint=f"{_PLACE_AGAIN}, or restore the node's configuration",
@@ -99,6 +102,19 @@ def again(share: Share, owner: Owner) -> ShareOrder:
         candidates=uuids,
         injection=share.injection,
     )
+
+
+def request_of_share(pod: Pod, share: Share, offer: Offer) -> Request | None:
+    """Return what a share's container asks for at present. Raises `UsageError`.
+
+    None: it asks for no part by amounts.
+    """
+    owner = share.owner
+    names = {resource.name for resource in offer.resources}
+    for ask in asks_of(pod, nvidia=names):
+        if owner and (ask.container, ask.resource) == (owner.container, owner.resource):
+            return ask.request and in_modes(ask.request, (share.mode,))
+    return None
 
 
 def _owner(pod: Pod, entry: CheckpointEntry) -> Owner:
@@ -159,11 +175,11 @@ def _of_parts(
     """Order parts of GPUs by their amounts; the ids name no device."""
     unknown = [uuid for uuid in ask.devices if uuid not in offer.modes]
     if unknown:
-        raise UsageError(
+        raise MisplacedError(
             f"pod {pod}, container {ask.container!r}: allotment.dev/placement names"
-            f" {', '.join(unknown)}, not on this node",
-            hint="remove the annotation, so that the node chooses; it has:"
+            f" {', '.join(unknown)}, not on this node; it has:"
             f" {', '.join(sorted(offer.modes)) or 'no GPU'}",
+            hint=_PLACE_AGAIN,
         )
     modes = _modes_of(pod, ask, request, offer)
     other = next((uuid for uuid in ask.devices if uuid not in offer.in_mode(modes[0])), None)
@@ -174,9 +190,9 @@ def _of_parts(
             if modes[0] not in its_modes
             else f"which is offered in replicas, not as {resource.name}"
         )
-        raise UsageError(
+        raise MisplacedError(
             f"pod {pod}, container {ask.container!r}: allotment.dev/placement names {other}, {why}",
-            hint="remove the annotation, so that the node chooses",
+            hint=_PLACE_AGAIN,
         )
     if ask.devices:
         # The scheduler checked the constraints at its time. A share that wanted to be alone may
@@ -278,7 +294,7 @@ def _mode_of(
             if mode is None
             else f"the mode of {uuid} is now {mode!r}, and {resource.name} is {resource.mode!r}"
         )
-        raise StateError(
+        raise MisplacedError(
             f"pod {pod}, container {ask.container!r}: {problem}",
             hint=_PLACE_AGAIN,
         )

@@ -6,7 +6,9 @@ good and is no init container. The caller checks for processes in it. While the 
 no pod counts as gone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -14,12 +16,17 @@ from allotment.agent.allocation.claims import superseded
 from allotment.agent.allocation.orders import holds_gpus, share_of
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
-from allotment.dialects.own.placement import PLACEMENT, read_booking
-from allotment.model.clusters import PlacedContainer, PlacedDevice, TakenPart
-from allotment.model.compute import Compute
+from allotment.dialects import asks_of
+from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
+from allotment.dialects.own.placement import PLACEMENT, RESIZE, accepted_resize, read_booking
+from allotment.model.accounting import Member, RunTime, most_of, phases
+from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
+from allotment.model.formats import format_bytes
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
@@ -93,6 +100,51 @@ def reconcile(
         ),
         next_in_s=min(waits, default=None),
     )
+
+
+def resized_pods(shares: Iterable[Share], pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
+    """Return the pods whose shares may have to follow `allotment.dev/resize`."""
+    changed = {share.owner.uid for share in shares if share.owner and share.is_resized}
+    return tuple(
+        pod
+        for pod in pods.values()
+        if not pod.has_ended and (pod.uid in changed or accepted_resize(pod) != AcceptedResize())
+    )
+
+
+def released(shares: Iterable[Share], pods: Iterable[Pod]) -> Mapping[str, int]:
+    """Return by how much resized pods have less than their resources ask for, by resource.
+
+    Below 0: they have more. Memory of a container that names no amount is not counted, as in
+    kube-scheduler.
+    """
+    present: Counter[tuple[PodUid, str, str]] = Counter()
+    for share in shares:
+        if share.owner is not None and share.owner.resource == GPU:
+            key = share.owner.uid, share.owner.container
+            present[*key, GPU_MEMORY] = sum(each.memory_bytes for each in share.devices)
+            guarantee = sum(each.compute.guarantee for each in share.devices)
+            present[*key, GPU_COMPUTE] = -(-guarantee * 100 // WHOLE)
+    found = Counter({GPU_MEMORY: 0, GPU_COMPUTE: 0})
+    for pod in pods:
+        counted: list[Member[Counter[str]]] = []
+        has: list[Member[Counter[str]]] = []
+        for place, container in enumerate(pod.containers):
+            when = RunTime(container.name, container.kind, place)
+            asked = Counter({name: container.resources.get(name, 0) for name in found})
+            counted.append((asked, when))
+            now = Counter(
+                {
+                    name: amount
+                    if name == GPU_MEMORY and name not in container.resources
+                    else present.get((pod.uid, container.name, name), amount)
+                    for name, amount in asked.items()
+                }
+            )
+            has.append((now, when))
+        found.update(most_of(phases(counted), Counter()))
+        found.subtract(most_of(phases(has), Counter()))
+    return {name: amount for name, amount in found.items() if amount}
 
 
 def served(share: Share, pod: Pod | None, *, is_synced: bool) -> Why | None:
@@ -192,6 +244,40 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
     if not {each.uuid for each in share.devices} <= placed.keys():
         return found
     return _grown(found, share, placed)
+
+
+def beyond_promise(share: Share, pod: Pod | None) -> str:
+    """Say which device's memory in a share's record is more than its pod has; empty: none.
+
+    Its placement counts, and without one its request for a number of bytes. Without a placement
+    `allotment.dev/resize` cannot ask for more than that.
+    """
+    if pod is None or share.owner is None:
+        return ""
+    name = share.owner.container
+    most = {
+        device.uuid: device.memory
+        for container in _containers(pod)
+        for device in container.devices
+        if container.name == name
+    }
+    if not most:
+        own = {key: text for key, text in pod.annotations.items() if key != RESIZE}
+        with suppress(UsageError):  # its annotations were changed since it started
+            asked = [
+                each
+                for each in asks_of(replace(pod, annotations=own), nvidia=())
+                if each.container == name
+            ]
+            sizes = [each.request.memory.size_bytes for each in asked if each.request]
+            most = {each.uuid: size for each in share.devices for size in sizes if size}
+    more = [
+        f"the share's record allows {format_bytes(each.memory_bytes)} of {each.uuid}; the pod's"
+        f" placement or request allows {format_bytes(most[each.uuid])}"
+        for each in share.devices
+        if not traits_of(share.mode).is_slice and each.memory_bytes > most.get(each.uuid, MAX_BYTES)
+    ]
+    return "; ".join(more)
 
 
 def _containers(pod: Pod) -> tuple[PlacedContainer, ...]:

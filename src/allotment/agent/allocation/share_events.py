@@ -3,7 +3,7 @@
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from allotment.agent.allocation.orders import describe, share_of
 from allotment.agent.plugin.serving import MOST_EVENT
@@ -11,14 +11,17 @@ from allotment.agent.protocols import CheckpointEntry, Reports
 from allotment.model.errors import AllotError, UsageError
 from allotment.model.pods import Pod, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Share, ShareId
+from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.placing import memory_warning
 
 READY = "ShareReady"
 SMALL = "ShareSmall"
+UNGUARDED = "ShareUnguarded"
 REFUSED = "ShareRefused"
 MISSING = "ShareMissing"
 TAKEN_OVER = "ShareTakenOver"
+RESIZED = "Resized"
+RESIZE_REFUSED = "ResizeRefused"
 STATE = "ShareStateFailed"
 """Reasons of events, on pods; the last on the node."""
 
@@ -45,6 +48,11 @@ class ShareEvents:
         if small and share.owner is not None:
             text = f"container {share.owner.container}: {small}"
             self._reports.pod(share.owner, SMALL, text, is_warning=True)
+
+    def unguarded(self, pod: Pod, container: str) -> None:
+        """Report what of a pod removes the guards of its share."""
+        for text in guards_missing(pod, container):
+            self._reports.pod(pod, UNGUARDED, f"container {container}: {text}", is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError
@@ -78,6 +86,23 @@ class ShareEvents:
             text += " limited from their next start on"
             self._made(share, MISSING, text, is_warning=True)
 
+    def resized(self, share: Share) -> None:
+        """A running container's share has other amounts."""
+        owner = share.owner
+        if owner is not None:
+            self._last.get(owner.uid, {}).pop(share.id, None)
+            text = f"container {owner.container}: {describe(share)}"
+            self._reports.pod(owner, RESIZED, text, is_warning=False)
+
+    def resize_refused(self, pod: Pod, share: Share, wish: str, error: AllotError) -> None:
+        """A running container's share stays as it is; the agent retries."""
+        text = f"not resized to {wish}: {error.one_line(longest=MOST_EVENT)}"
+        if share.owner is not None and self._is_new(
+            pod.uid, share.id, f"{wish} {_key(error)}", text
+        ):
+            text = f"container {share.owner.container}: {text}"
+            self._reports.pod(pod, RESIZE_REFUSED, text, is_warning=True)
+
     def failed(self, error: AllotError) -> None:
         """The node's shares, or the checkpoint, cannot be read or changed."""
         text = error.one_line(longest=MOST_EVENT)
@@ -96,6 +121,8 @@ class ShareEvents:
     def _made(self, share: Share, reason: str, text: str, *, is_warning: bool) -> None:
         """Count a new share, and make an event whose text follows the container's name."""
         self._reports.count("shares_made", mode=share.mode)
+        if share.injection is Injection.MOUNTS:
+            self._reports.count("cdi_fallback", mode=share.mode)
         owner = share.owner
         if owner is not None:
             self._last.get(owner.uid, {}).pop(share.id, None)
@@ -131,6 +158,17 @@ class ShareEvents:
             names = ", ".join(each.container for each in claims)
             text = f"{'container' if len(claims) == 1 else 'containers'} {names}: {text}"
         self._reports.pod(pod, reason, text, is_warning=True)
+
+
+def guards_missing(pod: Pod, container: str) -> Iterator[str]:
+    """Yield what a pod's author can do beyond the container's share, or nothing has checked."""
+    found = pod.container(container)
+    if found is not None and found.is_privileged:
+        yield "it is privileged: it can open every GPU of the node and change every limit"
+    if pod.has_host_pids:
+        yield "its pod has hostPID: its programs can end those of other shares"
+    if pod.is_static:
+        yield "its pod is static: no webhook, no quota and no scheduler has checked its request"
 
 
 def _key(error: AllotError) -> str:

@@ -33,14 +33,25 @@ from allotment.agent.allocation.claims import (
     starts_of,
     work_for,
 )
-from allotment.agent.allocation.orders import again, order_for, share_of
-from allotment.agent.allocation.reconcile import Due, Findings, Why, reconcile, served
+from allotment.agent.allocation.orders import again, order_for, request_of_share, share_of
+from allotment.agent.allocation.reconcile import (
+    Due,
+    Findings,
+    Why,
+    reconcile,
+    released,
+    resized_pods,
+    served,
+)
 from allotment.agent.allocation.share_events import ShareEvents
+from allotment.agent.evictions import Evictions
 from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
 from allotment.agent.resources import Offer
 from allotment.dialects import never_asked
+from allotment.dialects.own.placement import accepted_resize
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
-from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.requests import Request
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.failpoints import failpoint
@@ -79,6 +90,8 @@ class Patience:
     """Between comparisons with news; it joins news that come at the same time."""
     retry: float = 5.0
     """Before another attempt to end a share."""
+    checkpoint: tuple[float, ...] = (0.2, 0.5, 1.0)
+    """Before each further attempt to find a container in the kubelet's checkpoint."""
     repeat: float = 120.0
     """How long a call counts as repeated: longer than between the kubelet's retries."""
 
@@ -95,16 +108,21 @@ class Tenants:
         reports: Reports,
         store: ShareStore,
         policy: Callable[[ShareOrder], NodePolicy],
+        evictions: Evictions,
         ready: Ready | None = None,
         clear: Clear | None = None,
+        on_resized: Callable[[Mapping[PodUid, int], Mapping[str, int]], None] | None = None,
+        renew: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = failpoint,
     ) -> None:
         """Connect the parts.
 
-        `policy` returns what is in force for an order; it is called in threads. `clock` returns
-        seconds after the epoch. `step` is called at every fault point.
+        `policy` returns what is in force for an order; it is called in threads. `on_resized` gets
+        the generation in force of each resized pod, and what is released, by resource. `clock`
+        returns seconds after the epoch. `renew` lets the kubelet write its checkpoint again. `step`
+        is called at every fault point.
         """
         self._checkpoint = checkpoint
         self._pods = pods
@@ -114,6 +132,9 @@ class Tenants:
         self._policy = policy
         self._ready = ready
         self._clear = clear
+        self._on_resized = on_resized
+        self._renew = renew
+        self._evictions = evictions
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -124,6 +145,12 @@ class Tenants:
         self._asked: dict[tuple[str, frozenset[str]], tuple[float, Starts]] = {}
         self._locks = PodLocks()
         self._unsettled: set[PodUid] = set()
+        self._resized: dict[PodUid, int] = {}
+        """The generation in force of each resized pod."""
+        self._requests: dict[ShareId, Request] = {}
+        """What resized shares have: their requests as they were carried out."""
+        self._refused: dict[ShareId, tuple[Request, float]] = {}
+        """The last refused request of a share, and when."""
         self._wake = asyncio.Event()
         self._looked = -math.inf
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
@@ -189,8 +216,7 @@ class Tenants:
 
     async def _start(self, resource: str, ids: frozenset[str]) -> None:
         try:
-            entries = await self._in_thread(self._checkpoint.entries)
-            claims = claimants(entries, resource, ids)
+            claims = await self._claims(resource, ids)
         except AllotError as error:
             self._reports.count("refusals", reason=type(error).__name__)
             raise
@@ -212,14 +238,45 @@ class Tenants:
                 waiting = tuple(entry for entry in claims if share_of(entry) == work.starting)
                 failed = await self._make(work)
             except AllotError as error:
-                self._events.refused(pod, waiting, error)
+                await self._refuse(pod, waiting, error)
                 raise
             if is_repeated:
                 # One of these may be the starting container, whose name the runtime cannot resolve.
                 for entry in claims:
                     if share_of(entry) in failed:
-                        self._events.refused(pod, (entry,), failed[share_of(entry)])
+                        await self._refuse(pod, (entry,), failed[share_of(entry)])
+            if not failed:
+                self._evictions.served(claims[0].pod)
         self._asked[resource, ids] = (self._clock(), starts)
+
+    async def _claims(self, resource: str, ids: frozenset[str]) -> tuple[CheckpointEntry, ...]:
+        """Return the containers that hold these ids; a removed or damaged checkpoint is renewed."""
+        for wait_s in self._patience.checkpoint:
+            try:
+                return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
+            except StateError:
+                self._renew()
+                await asyncio.sleep(wait_s)
+        return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
+
+    async def _refuse(
+        self, pod: Pod | None, claims: Sequence[CheckpointEntry], error: AllotError
+    ) -> None:
+        """Report a refusal; the pod is evicted if no program of it can run for long."""
+        self._events.refused(pod, claims, error)
+        if pod is None:
+            return
+        containers = (pod.container(each.container) for each in claims)
+        has_run = any(each is not None and each.is_started for each in containers)
+        has_others = any(
+            share.owner is not None
+            and share.owner.uid == pod.uid
+            and served(share, pod, is_synced=True) is None
+            for share in self._shares.values()
+        )
+        # Without an offer the configuration is unknown or invalid, and may be as before.
+        if self._offer().resources and not (has_run and has_others):
+            await self._evictions.refused(pod, error)
 
     def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
@@ -244,7 +301,7 @@ class Tenants:
                 if self._ready is not None:
                     await self._ready(share)
                 if order.id not in work.keep:
-                    self._events.ready(share)
+                    self._report_ready(share)
                 made.append(share)
             except AllotError as error:
                 if order.id not in work.may_fail:
@@ -262,6 +319,12 @@ class Tenants:
             if starting is not made[-1]:
                 await self._prepare(again(starting, starting.owner))
         return failed
+
+    def _report_ready(self, share: Share) -> None:
+        self._events.ready(share)
+        pod = self._pods.get(share.owner.uid) if share.owner else None
+        if pod is not None and share.owner is not None:
+            self._events.unguarded(pod, share.owner.container)
 
     async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
         """Make a share in the first mode that has room.
@@ -351,10 +414,13 @@ class Tenants:
             self._events.failed(error)
         else:
             self._events.works()
+            if self._shares and not entries:
+                self._renew()  # a kubelet that restarts must find it
         findings = self._findings(entries)
         for due in findings.due:
             is_retried |= not await self._end_due(due)
         await self._settle_all()
+        is_retried |= not await self._resize_all()
         for entry in findings.missing:
             if not self._locks.is_held(entry.pod):
                 async with self._locks.hold(entry.pod):
@@ -365,7 +431,9 @@ class Tenants:
             problem = None if pod.has_ended else never_asked(pod, nvidia=names)
             if problem is not None:
                 self._events.never_asked(pod, problem)
-        self._events.keep({pod.uid for pod in pods})
+        uids = {pod.uid for pod in pods}
+        self._events.keep(uids)
+        self._evictions.keep(uids)
         self._asked = {key: when for key, when in self._asked.items() if self._is_recent(*key)}
         next_s = self._patience.look if findings.next_in_s is None else findings.next_in_s
         return min(next_s, self._patience.retry) if is_retried else next_s
@@ -414,6 +482,65 @@ class Tenants:
             elif is_past_init(pod) and not self._locks.is_held(uid):
                 async with self._locks.hold(uid):
                     await self._settle(uid)
+
+    async def _resize_all(self) -> bool:
+        """Let shares follow `allotment.dev/resize`; return False if some must be tried again."""
+        pods = {pod.uid: pod for pod in self._pods.all()}
+        resized = resized_pods(self.shares, pods)
+        is_done = True
+        for uid in [pod.uid for pod in resized]:
+            if self._locks.is_held(uid):
+                is_done = False
+                continue
+            async with self._locks.hold(uid):
+                # A share that is made later is made by this pod, or a later state of it.
+                pod = self._pods.get(uid)
+                if pod is None:
+                    continue
+                generation = accepted_resize(pod).generation
+                shares = [each for each in self.shares if each.owner and each.owner.uid == uid]
+                if all([await self._resize(pod, share) for share in shares]):
+                    self._resized[uid] = generation
+                else:
+                    is_done = False
+        self._resized = {pod.uid: self._resized.get(pod.uid, 0) for pod in resized}
+        present = {share.id for share in self.shares}
+        self._requests = {key: each for key, each in self._requests.items() if key in present}
+        self._refused = {key: each for key, each in self._refused.items() if key in present}
+        if self._on_resized is not None:
+            placed = {uid: generation for uid, generation in self._resized.items() if generation}
+            self._on_resized(placed, released(self.shares, resized))
+        return is_done
+
+    async def _resize(self, pod: Pod, share: Share) -> bool:
+        """Give a share what its container asks for; return whether it has that.
+
+        The caller holds the pod's lock.
+        """
+        owner = share.owner
+        try:
+            request = request_of_share(pod, share, self._offer())
+            if owner is None or request is None or self._requests.get(share.id) == request:
+                return True
+            refused, when = self._refused.get(share.id, (None, 0.0))
+            if refused == request and 0 <= self._clock() - when < self._patience.retry:
+                return False
+            self._refused[share.id] = request, self._clock()
+            order = again(share, owner)
+            self._step("tenancy.resizing")
+            changed = await self._in_thread(
+                lambda: self._store.resize(share.id, request, self._policy(order))
+            )
+            self._step("tenancy.resized")
+        except AllotError as error:
+            self._events.resize_refused(pod, share, accepted_resize(pod).wish, error)
+            return False
+        self._refused.pop(share.id, None)
+        self._requests[share.id] = request
+        self._note(share.id, changed)
+        if changed.devices != share.devices:
+            self._events.resized(changed)
+        return True
 
     async def _settle(self, uid: PodUid) -> None:
         """Give a pod's regular containers the guarantees that its init containers used."""

@@ -35,6 +35,7 @@ MAX_REPLICAS: Final = 1000
 """Of one GPU. The kubelet takes a list of some 100,000 ids (16 MiB), and 16 GPUs fit into that."""
 
 MOST_KEEP_S: Final = 7 * 24 * 3600.0
+MOST_EVICT_AFTER_S: Final = 24 * 3600.0
 """The longest time for idle slices: longer is for ever, like an administrator's slice."""
 
 PCI_ADDRESS: Final = re.compile(
@@ -71,6 +72,8 @@ def check_file(file: ConfigFile) -> None:
             _mixed(file.sharing.sliced, file.sharing.mps)
     if file.allotment is not None:
         _allotment(file.allotment)
+        if file.sharing is not None and file.sharing.mps is not None:
+            _unsliced(file.allotment.devices or ())
 
 
 @contextmanager
@@ -112,6 +115,17 @@ def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Non
                 f"$.sharing.mps.resources[{number}]",
                 f"time-slicing and MPS are mutually exclusive, and both name {each.name}",
                 f"leave {each.name} out of sharing.timeSlicing or of sharing.mps",
+            )
+
+
+def _unsliced(rules: Sequence[DeviceRule]) -> None:
+    """Refuse rules for replicas by time beside those of MPS: they would hand out whole GPUs."""
+    for number, rule in enumerate(rules):
+        if rule.mode and traits_of(rule.mode).is_time_sliced:
+            raise _error(
+                f"$.allotment.devices[{number}].mode",
+                "sharing.timeSlicing has no effect beside sharing.mps, and so has mode timeslice",
+                "write `mode: mps`, or leave sharing.mps out",
             )
 
 
@@ -250,6 +264,9 @@ def _health(section: HealthSection, path: str) -> None:
             raise _error(f"{path}.xid", f"{xid!r} is no XID", "write its number: `79: reset-gpu`")
         with within(f"{path}.xid.{xid}"):
             parse_action(action)
+    if section.evict_after is not None:
+        with within(f"{path}.evictAfter"):
+            parse_duration(section.evict_after, most_s=MOST_EVICT_AFTER_S)
 
 
 _KEEP_S = 30.0

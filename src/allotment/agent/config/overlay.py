@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from allotment.agent.config.checks import within
+from allotment.agent.config.checks import MOST_EVICT_AFTER_S, within
 from allotment.agent.config.options import (
     NVIDIA_OPTIONS,
     Option,
     OptionKind,
     option_named,
     parse_bool,
+    parse_duration,
     parse_interval,
     parse_list,
     parse_numbers,
@@ -32,6 +33,7 @@ from allotment.agent.config.schema import (
     DeviceListStrategy,
     GfdConfig,
     HealthConfig,
+    HealthSection,
     PluginConfig,
     ReplicatedResource,
     ReplicatedResources,
@@ -292,18 +294,27 @@ def _rename(resource: ReplicatedResource, *, by_default: bool, kept: bool) -> st
 def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
     section = section or AllotmentSection()
     default = AllotmentConfig()
-    shares, health = section.shares_per_device, section.health
-    recovers = health.auto_recover if health else None
-    actions = (health.xid if health else None) or {}
+    shares = section.shares_per_device
     return AllotmentConfig(
         devices=tuple(section.devices or ()),
         shares_per_device=default.shares_per_device if shares is None else shares,
         honour_resources=bool(section.honour_resources),
         on_excess=section.on_excess or default.on_excess,
-        health=HealthConfig(
-            xid_actions=tuple(sorted((int(xid), action) for xid, action in actions.items())),
-            auto_recover=default.health.auto_recover if recovers is None else recovers,
-        ),
+        health=_health(section.health or HealthSection()),
+    )
+
+
+def _health(section: HealthSection) -> HealthConfig:
+    default = HealthConfig()
+    xids = (section.xid or {}).items()
+    after = section.evict_after
+    return HealthConfig(
+        xid_actions=tuple(sorted((int(xid), action) for xid, action in xids)),
+        auto_recover=default.auto_recover if section.auto_recover is None else section.auto_recover,
+        evict=section.evict or default.evict,
+        evict_after_s=default.evict_after_s
+        if after is None
+        else parse_duration(after, most_s=MOST_EVICT_AFTER_S),
     )
 
 

@@ -168,12 +168,19 @@ class DeviceRule(_Section, frozen=True, kw_only=True):
         return (self.mode,) if self.mode in PART_MODES else ()
 
 
+EvictPolicy = Literal["never", "lost", "unhealthy"]
+"""Which sick GPUs lose their pods."""
+
+
 class HealthSection(_Section, frozen=True, kw_only=True):
     """What happens when a GPU is sick."""
 
     xid: dict[str, str] | None = None
     """XID number → ignore, restart-app, reset-gpu, restart-node, ... (see `health.actions`)."""
     auto_recover: bool | None = None
+    evict: EvictPolicy | None = None
+    evict_after: str | None = None
+    """A duration: `60s`."""
 
 
 class AllotmentSection(_Section, frozen=True, kw_only=True):
@@ -306,6 +313,8 @@ class HealthConfig:
     xid_actions: tuple[tuple[int, str], ...] = ()
     """Overrides of the table, by XID."""
     auto_recover: bool = True
+    evict: EvictPolicy = "lost"
+    evict_after_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ def step(record: Record, event: Event, *, now: float, rules: Rules) -> HealthSte
         case ReadFailure():
             return _on_broken(record, event, now, rules)
         case Gone():
-            return _on_away(record, "the driver no longer lists it", now, rules)
+            return _on_away(record, "the driver no longer lists it", now, rules, is_lost=True)
         case Probed():
             return _on_probed(record, event.complaint, now, rules)
         case _:
@@ -203,7 +203,8 @@ def _on_mild_xid(record: Record, note: Note, now: float, rules: Rules) -> Health
 
 def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> HealthStep:
     before = record.vitals
-    record = replace(record, vitals=vitals, calm_since=_calm_since(record, vitals, now))
+    calm_since = _calm_since(record, vitals, now)
+    record = replace(record, vitals=vitals, calm_since=calm_since, is_lost=False)
     if complaint := complaint_of(vitals, rules):
         text, action = complaint
         text = f"{text}: {action.words}"
@@ -261,7 +262,8 @@ def _on_quiet(record: Record, for_s: float, now: float, rules: Rules) -> HealthS
 
 def _on_broken(record: Record, broken: ReadFailure, now: float, rules: Rules) -> HealthStep:
     if broken.is_lost or broken.is_driver:
-        return _on_away(record, broken.message, now, rules)
+        # A library that does not match the driver disturbs no program that runs.
+        return _on_away(record, broken.message, now, rules, is_lost=broken.is_lost)
     if broken.needs_reset:
         action = Action.RESET_GPU
         text = f"{broken.message}: {action.words}"
@@ -274,11 +276,12 @@ def _on_broken(record: Record, broken: ReadFailure, now: float, rules: Rules) ->
     return _take_out(record, broken.message, Need.ANSWER, now=now, rules=rules, action=None)
 
 
-def _on_away(record: Record, text: str, now: float, rules: Rules) -> HealthStep:
+def _on_away(record: Record, text: str, now: float, rules: Rules, *, is_lost: bool) -> HealthStep:
     action = Action.RESTART_NODE
     text = f"{text}: it is tested when it is back; if it does not come back, {action.words}"
     done = _take_out(record, text, Need.ANSWER, now=now, rules=rules, action=action)
-    return HealthStep(replace(done.record, was_away=True), done.decisions)
+    away = replace(done.record, was_away=True, is_lost=record.is_lost or is_lost)
+    return HealthStep(away, done.decisions)
 
 
 def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) -> HealthStep:

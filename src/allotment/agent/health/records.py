@@ -81,6 +81,8 @@ class Record:
     """Tests failed since it was taken out."""
     was_away: bool = False
     """The GPU or the driver was gone since it was taken out."""
+    is_lost: bool = False
+    """It has fallen off the bus, or the driver no longer lists it: no program can use it."""
     calm_since: float | None = None
     """Since when the driver has reported that no action is needed."""
     vitals: Vitals | None = None
@@ -105,6 +107,7 @@ class Record:
         assert not healthy or self.test_at is None, self  # noqa: S101
         assert self.need is not Need.TESTS or self.test_at is not None, self  # noqa: S101
         assert self.state is HealthState.RECOVERING or self.passed == 0, self  # noqa: S101
+        assert not (self.is_lost and self.is_offered), self  # noqa: S101
 
 
 HURT: Final = "health.json"

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from allotment.agent.config.schema import EvictPolicy
 from allotment.agent.health.machine import (
     Event,
     Note,
@@ -44,7 +45,7 @@ GPU_TESTED: Final = "GpuTested"
 GPU_XID: Final = "GpuXid"
 _NOTE_AGAIN_S: Final = 60.0
 """The shortest time between equal events: a bad program causes thousands of errors."""
-_CONDITION_TYPE: Final = "GpuHealthy"
+CONDITION: Final = "GpuHealthy"
 _LONGEST_MESSAGE: Final = 1024
 
 
@@ -67,7 +68,7 @@ class HealthCondition:
     status: ConditionStatus
     reason: str
     message: str
-    type: str = _CONDITION_TYPE
+    type: str = CONDITION
 
 
 class HealthWatch:
@@ -115,6 +116,16 @@ class HealthWatch:
             return {}
         return {
             uuid: record.reason for uuid, record in self.records.items() if not record.is_offered
+        }
+
+    def to_evict(self, policy: EvictPolicy) -> Mapping[str, str]:
+        """Return why, by UUID, GPUs lose their pods."""
+        if policy == "never":
+            return {}
+        return {
+            uuid: self._records[uuid].reason
+            for uuid in self.unhealthy
+            if self._records[uuid].is_lost or policy == "unhealthy"
         }
 
     async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:

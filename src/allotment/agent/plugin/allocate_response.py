@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer to `Allocate`: CDI devices or mounts, device nodes and variables of a share.
+"""The answers to `Allocate`: CDI devices or mounts, device nodes and variables of a share.
 
+The front gives them: here are their parts, with a place for the share's id (`OfferedResource`).
 With a `deviceListStrategy` the answer is that of NVIDIA's plugin (v0.20,
 internal/plugin/server.go). Without one, and in modes soft and mps, a container gets one CDI device:
 its share, created once its pod is known. Without CDI it gets mounts of files that are created then.
@@ -11,23 +12,28 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import msgspec
+
 from allotment.agent.config.schema import Config, DeviceListStrategy
 from allotment.agent.configuring import CdiUse
+from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.node_state import NodeState
+from allotment.agent.plugin.serving import FIRST, LAST, SHARE_PLACE, OfferedResource
 from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer, DeviceNode, Reports
 from allotment.agent.resources import Resource
 from allotment.kube.nodes import OwnNode
 from allotment.model.devices import Device
-from allotment.model.errors import UsageError
+from allotment.model.errors import AllotError
 from allotment.model.shares import Injection, ShareId
 from allotment.modes import ledger_mode, traits_of
 from allotment.shares.cdi import EXTRAS, KIND, HostMount, extra_edits
-from allotment.shares.placing import fresh_id
 from allotment.shares.pods import PodShares
 
 CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
@@ -57,76 +63,91 @@ class DriverNodes:
     """The nodes of a MIG device's instances, by UUID, beside its GPU's."""
 
 
-def answer(
+def describe(
     resource: Resource,
-    ids: Sequence[str],
     *,
-    share: ShareId,
     config: Config,
     devices: Mapping[str, Device],
-    by_mounts: AllocateAnswer | None = None,
+    by_mounts: Mapping[str, AllocateAnswer] | None = None,
     driver: DriverNodes | None = None,
     extras: Collection[str] = (),
-) -> AllocateAnswer:
-    """Answer for one container that was given these ids.
+) -> OfferedResource:
+    """Describe a resource for the front, with the parts of its answers.
 
-    `devices` are the node's, by UUID. `by_mounts` is what the container gets without CDI; None: the
-    node has CDI. `driver` is for `passDeviceSpecs`. `extras` are the kinds of `shares.cdi.EXTRAS`
-    that have a CDI spec. Raises `UsageError`, in NVIDIA's words, for unknown ids and for ids that
-    cannot be given together.
+    `devices` are the node's, by UUID. `by_mounts` are the parts that a container gets without CDI;
+    None: the node has CDI. `driver` is for `passDeviceSpecs`. `extras` are the kinds of
+    `shares.cdi.EXTRAS` that have a CDI spec.
     """
-    _check(resource, ids)
     enforced = ledger_mode(resource.mode) is not None
+    marks = AllocateAnswer(annotations={SHARE_ANNOTATION: SHARE_PLACE})
+    named = {slot.device for slot in resource.slots}
+    used = {uuid: device for uuid, device in devices.items() if uuid in named}
+    parts = [(FIRST, marks)]
+    names_devices = False
     if not enforced and config.plugin.device_list_strategies is not None:
-        chosen = _devices(resource, ids, devices)
-        return _as_nvidia(chosen, config, share, driver or DriverNodes(), extras)
-    marks = {SHARE_ANNOTATION: str(share)}
-    if by_mounts is None:
-        return AllocateAnswer(annotations=marks, cdi_devices=(f"{KIND}={share}",))
-    envs = dict(by_mounts.envs)
-    if not enforced:
-        chosen = _devices(resource, ids, devices)
-        envs |= {_VISIBLE: ",".join(device_names(chosen, config)), **_channels(config)}
-    return replace(by_mounts, envs=envs, annotations=marks)
-
-
-def _check(resource: Resource, ids: Sequence[str]) -> None:
-    """Refuse what NVIDIA's plugin refuses, in its words."""
-    unknown = [slot for slot in ids if slot not in resource.devices_by_slot]
-    if unknown:
-        raise _refusal(
-            resource,
-            f"unknown device: {unknown[0]}",
-            "the node's GPUs or its configuration changed: delete the pod, so that its controller"
-            " creates it again",
-        )
-    if resource.fails_above_one and len(ids) > 1:
-        raise _refusal(
-            resource,
-            f"maximum request size for shared resources is 1; found {len(ids)}",
-            "ask for 1, or set failRequestsGreaterThanOne: false in the configuration's sharing",
-        )
-
-
-def _refusal(resource: Resource, reason: str, hint: str) -> UsageError:
-    return UsageError(
-        f'invalid allocation request for "{resource.name}": invalid request: {reason}', hint=hint
+        names_devices = True
+        parts += _as_nvidia(used, config, driver or DriverNodes(), extras)
+    elif by_mounts is None:
+        parts += [(FIRST, AllocateAnswer(cdi_devices=(f"{KIND}={SHARE_PLACE}",)))]
+    else:
+        parts += by_mounts.items()
+        if not enforced:
+            names_devices = True
+            parts += [(LAST, AllocateAnswer(envs=_channels(config)))]
+            parts += [
+                (uuid, AllocateAnswer(envs={_VISIBLE: _name(device, config)}))
+                for uuid, device in used.items()
+            ]
+    return OfferedResource(
+        name=resource.name,
+        listing=_listing(resource).SerializeToString(),
+        devices={slot.id: slot.device or "" for slot in resource.slots},
+        # Ids of no device are all alike. The kubelet reads this once.
+        has_preferences=any(slot.device is not None for slot in resource.slots),
+        names_devices=names_devices,
+        fails_above_one=resource.fails_above_one,
+        parts=_joined(parts),
     )
 
 
-def _devices(
-    resource: Resource, ids: Sequence[str], devices: Mapping[str, Device]
-) -> tuple[Device, ...]:
-    """Return the devices of these ids, each once."""
-    uuids = dict.fromkeys(resource.devices_by_slot[slot] or "" for slot in ids)
-    for uuid in uuids:
-        if uuid not in devices:
-            raise _refusal(
-                resource,
-                f"unknown device: {uuid}",
-                "the GPU does not answer at the moment: see the node's events",
-            )
-    return tuple(devices[uuid] for uuid in uuids)
+def _listing(resource: Resource) -> messages.ListAndWatchResponse:
+    response = messages.ListAndWatchResponse()
+    for slot in resource.slots:
+        device = response.devices.add(
+            ID=slot.id, health="Healthy" if slot.is_healthy else "Unhealthy"
+        )
+        if slot.numa_node is not None:
+            device.topology.nodes.add(ID=slot.numa_node)
+    return response
+
+
+def _joined(parts: Sequence[tuple[str, AllocateAnswer]]) -> dict[str, bytes]:
+    """Return the parts as messages; those of the same key become one."""
+    joined: dict[str, messages.ContainerAllocateResponse] = {}
+    for key, part in parts:
+        response = joined.setdefault(key, messages.ContainerAllocateResponse())
+        response.MergeFrom(_message(part))
+    # In the same order each time: equal offers are equal files.
+    return {key: each.SerializeToString(deterministic=True) for key, each in joined.items()}
+
+
+def _message(answer: AllocateAnswer) -> messages.ContainerAllocateResponse:
+    response = messages.ContainerAllocateResponse(envs=answer.envs, annotations=answer.annotations)
+    for mount in answer.mounts:
+        response.mounts.add(
+            container_path=mount.container_path,
+            host_path=mount.host_path,
+            read_only=mount.is_read_only,
+        )
+    for node in answer.devices:
+        response.devices.add(
+            container_path=node.container_path,
+            host_path=node.host_path,
+            permissions=node.permissions,
+        )
+    for name in answer.cdi_devices:
+        response.cdi_devices.add(name=name)
+    return response
 
 
 def uses_nvidia_cdi(config: Config) -> bool:
@@ -136,47 +157,58 @@ def uses_nvidia_cdi(config: Config) -> bool:
 
 def device_names(devices: Sequence[Device], config: Config) -> list[str]:
     """Return the devices' names in answers, by `deviceIDStrategy`."""
-    by_index = config.plugin.device_id_strategy == "index"
-    return [device.index_text if by_index else device.uuid for device in devices]
+    return [_name(device, config) for device in devices]
+
+
+def _name(device: Device, config: Config) -> str:
+    return device.index_text if config.plugin.device_id_strategy == "index" else device.uuid
 
 
 # ---- as NVIDIA's plugin answers ------------------------------------------------------------------
 
 
 def _as_nvidia(
-    devices: Sequence[Device],
-    config: Config,
-    share: ShareId,
-    driver: DriverNodes,
-    extras: Collection[str],
-) -> AllocateAnswer:
+    devices: Mapping[str, Device], config: Config, driver: DriverNodes, extras: Collection[str]
+) -> Iterator[tuple[str, AllocateAnswer]]:
+    """Yield the parts of an answer, by their keys in `OfferedResource.parts`."""
     strategies = config.plugin.device_list_strategies or ()
-    names = device_names(devices, config)
-    qualified = _qualified(names, config, extras) if uses_nvidia_cdi(config) else []
-    annotations = {SHARE_ANNOTATION: str(share)}
-    if qualified and DeviceListStrategy.CDI_ANNOTATIONS in strategies:
-        # NVIDIA's plugin uses a fresh UUID here; the share's id is as unique.
-        key = f"{config.plugin.cdi_annotation_prefix or _CDI_PREFIX}nvidia-device-plugin_{share}"
-        annotations[key] = ",".join(qualified)
-    cdi_devices = tuple(qualified) if DeviceListStrategy.CDI_CRI in strategies else ()
+    by_list = not _CDI.issuperset(strategies)
+    lists_volumes = DeviceListStrategy.VOLUME_MOUNTS in strategies
+    passes_nodes = by_list and config.plugin.pass_device_specs
+    channels = config.imex_channel_ids
     envs = {f"NVIDIA_{kind.upper()}": "enabled" for kind in enabled_extras(config)}
-    if _CDI.issuperset(strategies):
-        return AllocateAnswer(envs=envs, annotations=annotations, cdi_devices=cdi_devices)
-    mounts: tuple[HostMount, ...] = ()
-    if DeviceListStrategy.ENVVAR in strategies:
-        envs |= {_VISIBLE: ",".join(names), **_channels(config)}
-    if DeviceListStrategy.VOLUME_MOUNTS in strategies:
+    if lists_volumes:
         envs[_VISIBLE] = _VOLUMES
-        wanted = [*names, *(f"imex/{channel}" for channel in config.imex_channel_ids)]
-        mounts = tuple(
-            HostMount("/dev/null", f"{_VOLUMES}/{name}", is_read_only=False) for name in wanted
+    nodes = driver.control if passes_nodes else ()
+    yield FIRST, AllocateAnswer(envs=envs, devices=_nodes(nodes, config))
+    for uuid, device in devices.items():
+        name = _name(device, config)
+        is_named = DeviceListStrategy.ENVVAR in strategies and not lists_volumes
+        paths = (
+            f"/dev/nvidia{driver.minors.get(uuid, device.index)}",
+            *driver.capabilities.get(uuid, ()),
         )
-    return AllocateAnswer(
-        envs=envs,
-        mounts=mounts,
-        devices=_nodes(devices, config, driver) if config.plugin.pass_device_specs else (),
-        annotations=annotations,
-        cdi_devices=cdi_devices,
+        yield (
+            uuid,
+            replace(
+                _qualified((f"gpu={name}",), config),
+                envs={_VISIBLE: name} if is_named else {},
+                mounts=_volumes((name,)) if lists_volumes else (),
+                devices=_nodes(paths if passes_nodes else (), config),
+            ),
+        )
+    names = [f"imex-channel={channel}" for channel in channels]
+    # NVIDIA's plugin names no empty spec.
+    names += [f"{kind}=all" for kind in enabled_extras(config) if kind in extras]
+    paths = tuple(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in channels)
+    yield (
+        LAST,
+        replace(
+            _qualified(names, config),
+            envs=_channels(config) if DeviceListStrategy.ENVVAR in strategies else {},
+            mounts=_volumes([f"imex/{channel}" for channel in channels]) if lists_volumes else (),
+            devices=_nodes(paths if passes_nodes else (), config),
+        ),
     )
 
 
@@ -195,35 +227,26 @@ def enabled_extras(config: Config) -> list[str]:
     return [kind for kind in EXTRAS if enabled[kind]]
 
 
-def _qualified(names: Sequence[str], config: Config, extras: Collection[str]) -> list[str]:
-    """Return the CDI names in the order of NVIDIA's plugin, which names no empty spec."""
-    return [
-        *(f"{CDI_VENDOR}/gpu={name}" for name in names),
-        *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in config.imex_channel_ids),
-        *(f"{CDI_VENDOR}/{kind}=all" for kind in enabled_extras(config) if kind in extras),
-    ]
+def _qualified(names: Sequence[str], config: Config) -> AllocateAnswer:
+    """Return a part with CDI devices of NVIDIA's kind, where the strategies name them."""
+    strategies = config.plugin.device_list_strategies or ()
+    qualified = tuple(f"{CDI_VENDOR}/{name}" for name in names)
+    annotations = {}
+    if qualified and DeviceListStrategy.CDI_ANNOTATIONS in strategies:
+        # NVIDIA's plugin uses a fresh UUID here; the share's id is as unique.
+        prefix = config.plugin.cdi_annotation_prefix or _CDI_PREFIX
+        annotations[f"{prefix}nvidia-device-plugin_{SHARE_PLACE}"] = ",".join(qualified)
+    by_cri = DeviceListStrategy.CDI_CRI in strategies
+    return AllocateAnswer(annotations=annotations, cdi_devices=qualified if by_cri else ())
 
 
-def _nodes(
-    devices: Sequence[Device], config: Config, driver: DriverNodes
-) -> tuple[DeviceNode, ...]:
+def _volumes(names: Sequence[str]) -> tuple[HostMount, ...]:
+    return tuple(HostMount("/dev/null", f"{_VOLUMES}/{name}", is_read_only=False) for name in names)
+
+
+def _nodes(paths: Sequence[str], config: Config) -> tuple[DeviceNode, ...]:
     root = PurePosixPath(config.nvidia_dev_root or "/")
-    paths = [
-        *driver.control,
-        *(
-            path
-            for device in devices
-            for path in (
-                f"/dev/nvidia{driver.minors.get(device.uuid, device.index)}",
-                *driver.capabilities.get(device.uuid, ()),
-            )
-        ),
-        *(
-            f"/dev/nvidia-caps-imex-channels/channel{channel}"
-            for channel in config.imex_channel_ids
-        ),
-    ]
-    return tuple(DeviceNode(str(root / path[1:]), path) for path in dict.fromkeys(paths))
+    return tuple(DeviceNode(str(root / path[1:]), path) for path in paths)
 
 
 _NODE_WAIT_S: Final = 10.0
@@ -293,30 +316,21 @@ class AllocateAnswers:
                 is_warning=True,
             )
 
-    def allocate(self, resource: Resource, ids: Sequence[str]) -> AllocateAnswer:
-        """Answer for one container, with a share's name that is used once.
-
-        Raises `UsageError` for ids that cannot be given together.
-        """
-        share = fresh_id()
+    def offered(self, resource: Resource) -> OfferedResource:
+        """Describe a resource for the front; called in threads."""
         config = self._state.config or Config()
-        uuids = {slot.device for slot in resource.slots if slot.id in ids}
-        by_mounts = None
-        if not self._has_cdi():
-            by_mounts = self._by_mounts(resource, len(ids), uuids, share)
-            self._reports.count("cdi_fallback", resource=resource.name)
-        return answer(
-            resource,
-            ids,
-            share=share,
-            config=config,
-            devices=self._state.devices,
-            by_mounts=by_mounts,
-            driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
-            extras=()
-            if self._is_simulated
-            else [kind for kind in enabled_extras(config) if extra_edits(kind)],
-        )
+        uuids = {slot.device for slot in resource.slots}
+        described = partial(describe, resource, config=config, devices=self._state.devices)
+        try:
+            return described(
+                by_mounts=None if self._has_cdi() else self._by_mounts(resource),
+                driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
+                extras=()
+                if self._is_simulated
+                else [kind for kind in enabled_extras(config) if extra_edits(kind)],
+            )
+        except AllotError as error:  # each container of it is refused, and no other
+            return msgspec.structs.replace(described(), problem=error.one_line())
 
     def injection(self, mode: str) -> Injection:
         """Return how the answers of this moment hand a share of a mode to its container."""
@@ -325,35 +339,38 @@ class AllocateAnswers:
             return Injection.NONE
         return Injection.CDI if self._has_cdi() else Injection.MOUNTS
 
-    def _by_mounts(
-        self, resource: Resource, count: int, uuids: Collection[str | None], share: ShareId
-    ) -> AllocateAnswer:
+    def _by_mounts(self, resource: Resource) -> Mapping[str, AllocateAnswer]:
         """Return what a container gets without CDI: files that are created before it starts."""
-        is_any = None in uuids
         shared = self._state.offer.shared
+        is_any = any(slot.device is None for slot in resource.slots)
+        named = {slot.device for slot in resource.slots}
         devices = [
             device
             for uuid, device in self._state.devices.items()
-            if (resource.mode in shared.get(uuid, ()) if is_any else uuid in uuids)
+            if (resource.mode in shared.get(uuid, ()) if is_any else uuid in named)
         ]
-        mounts = [
-            *self._shares.mounts(
-                share, mode=resource.mode, devices=count if is_any else len(uuids)
-            ),
-            *self._shares.driver_mounts(devices),
-        ]
-        envs: Mapping[str, str] = {}
-        first = next(iter(uuids), None)
+        share = ShareId(SHARE_PLACE)
+        parts = {
+            f"#{count}": AllocateAnswer(
+                mounts=self._shares.mounts(share, mode=resource.mode, devices=count)
+            )
+            for count in range(1, len(devices) + 1)
+        }
+        if is_any:
+            return {**parts, LAST: self._driver_part(devices)}
+        parts |= {device.uuid: self._driver_part([device]) for device in devices}
         # A share of several GPUs in mode mps is refused when it is made.
-        if traits_of(resource.mode).needs_daemon and first is not None:
-            percent = min(100, 100 // resource.replicas * count)
-            envs, pipes = self._shares.mps_by_mounts(first, percent=percent)
-            mounts += pipes
-        nodes = self._shares.device_nodes(devices)
+        if traits_of(resource.mode).needs_daemon:
+            for uuid, count in product(named, range(1, resource.replicas + 1)):
+                percent = min(100, 100 // resource.replicas * count)
+                envs, pipes = self._shares.mps_by_mounts(str(uuid), percent=percent)
+                parts[f"{uuid}*{count}"] = AllocateAnswer(envs=envs, mounts=pipes)
+        return parts
+
+    def _driver_part(self, devices: Sequence[Device]) -> AllocateAnswer:
         return AllocateAnswer(
-            envs=envs,
-            mounts=tuple(mounts),
-            devices=tuple(DeviceNode(path, path) for path in nodes),
+            mounts=self._shares.driver_mounts(devices),
+            devices=tuple(DeviceNode(path, path) for path in self._shares.device_nodes(devices)),
         )
 
     def _driver_nodes(self, uuids: Collection[str | None]) -> DriverNodes:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One resource's gRPC server: the kubelet's `DevicePlugin` service, version v1beta1.
 
-It knows nothing of shares: `Duties` answers. The resource may change at any time; the kubelet gets
-the new list at once.
+It answers `Allocate` from the agent's last offer, and passes `PreStartContainer` to the agent. It
+is part of the front, a process with few imports: nothing here may know shares or devices.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
+from google.protobuf.message import Message
 
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
-from allotment.agent.kubelet.services import Context
-from allotment.agent.plugin.preferred import Links, preferred
-from allotment.agent.protocols import AllocateAnswer, Reports
-from allotment.agent.resources import Resource
+from allotment.agent.kubelet.services import Context, Method
 from allotment.files import FileIdentity, file_identity
 from allotment.model.errors import (
     AllotError,
@@ -39,35 +36,191 @@ from allotment.model.errors import (
     UsageError,
 )
 
+_Reply = TypeVar("_Reply", bound=Message)
+
 SOCKET_PREFIX: Final = "allotment-"
 DRAFT_PREFIX: Final = ".allotment-"
+AGENT_SOCKET: Final = "agent.sock"
+"""In the state folder: where the agent answers the front."""
+RESOURCE_KEY: Final = "resource"
+"""Metadata of a call to the agent: the resource's name."""
+REFUSAL_KEY: Final = "refusal"
+"""Metadata of an error that the agent decided: it is final, unlike that of a lost connection."""
 
-_PREPARE_S: Final = 25.0
-"""The kubelet waits for 30 s, and then reports a timeout without the reason."""
+SHARE_PLACE: Final = "{share-name}"
+"""Stands in an offer for the share's id, which has as many characters."""
+FIRST: Final = "first"
+LAST: Final = "last"
 
 _FLUSH_S: Final = 0.5
 """How long the calls in progress may take when a server stops."""
+_PREPARE_S: Final = 29.0
+"""The kubelet waits for 30 s, and then reports a timeout without the reason."""
+_PREFERRED_S: Final = 1.0
+"""The kubelet admits no other pod meanwhile, and takes any devices without an answer."""
+_RETRY_S: Final = 0.05
 
 _LONGEST_PATH: Final = 104
 """Of a Unix socket: 108 bytes with the final zero, less a few for the draft's name."""
+_RECONNECT: Final = (
+    *services.CHANNEL_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duties:
-    """What a server calls."""
+class OfferedResource(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource as the agent offers it: all that `ListAndWatch` and `Allocate` need."""
 
-    allocate: Callable[[Resource, Sequence[str]], AllocateAnswer]
-    """Answers `Allocate` for one container, whose pod is not known yet. Raises `AllotError`."""
-    pre_start: Callable[[str, frozenset[str]], Awaitable[None]]
-    """Makes the shares of the containers that hold these ids of a resource. May be repeated. Raises
-    `AllotError`: the container waits, and the kubelet asks again."""
-    reports: Reports
-    links: Callable[[], Links]
-    """How well the devices are linked, as far as it is known yet."""
-    policy: Callable[[], str]
-    """`sharedDevicesAllocationPolicy` of the configuration in force."""
-    modes: Callable[[], Mapping[str, str]] = dict
-    """The mode of the shares on each device that has some, by its UUID."""
+    name: str
+    listing: bytes = b""
+    """A `ListAndWatchResponse`."""
+    devices: dict[str, str] = {}
+    """The device of each slot, by the slot's id; empty: any device."""
+    has_preferences: bool = True
+    names_devices: bool = False
+    """Its answers need a part for each device."""
+    fails_above_one: bool = False
+    problem: str | None = None
+    """Why no container can get it at the moment."""
+    parts: dict[str, bytes] = {}
+    """Parts of an answer (`ContainerAllocateResponse`), each with `SHARE_PLACE`, by key: `FIRST`;
+    a device; `#N` for N devices; `DEVICE*N` for N slots of the first device; `LAST`."""
+
+    @property
+    def options(self) -> messages.DevicePluginOptions:
+        """The plugin's options, for its registration."""
+        return messages.DevicePluginOptions(
+            pre_start_required=True, get_preferred_allocation_available=self.has_preferences
+        )
+
+    def listed(self, *, is_withdrawn: bool) -> messages.ListAndWatchResponse:
+        """Return the list for the kubelet; `is_withdrawn`: nothing of it can be allocated."""
+        response = messages.ListAndWatchResponse.FromString(self.listing)
+        if is_withdrawn:
+            for device in response.devices:
+                device.health = "Unhealthy"
+        return response
+
+    def answer(self, ids: Sequence[str]) -> messages.ContainerAllocateResponse:
+        """Answer `Allocate` for one container, with a share's id that is used once.
+
+        Raises `UsageError`, in NVIDIA's words, for ids that cannot be given together, and
+        `StateError` for the resource's problem.
+        """
+        self._check(ids)
+        if self.problem is not None:
+            raise StateError(self.problem)
+        any_device = not all(self.devices[slot] for slot in ids)
+        devices = [] if any_device else list(dict.fromkeys(self.devices[slot] for slot in ids))
+        for device in devices:
+            if self.names_devices and device not in self.parts:
+                raise self._refusal(
+                    f"unknown device: {device}",
+                    "the GPU does not answer at the moment: see the node's events",
+                )
+        count = len(devices) or len(ids)
+        keys = [FIRST, *devices, f"#{count}"]
+        keys += [f"{devices[0]}*{len(ids)}"] if devices else []
+        share = os.urandom(len(SHARE_PLACE) // 2).hex().encode()
+        response = messages.ContainerAllocateResponse()
+        for key in (*keys, LAST):
+            # Of the same length: the encoded text keeps its length.
+            part = self.parts.get(key, b"").replace(SHARE_PLACE.encode(), share)
+            _join(response, messages.ContainerAllocateResponse.FromString(part))
+        return response
+
+    def _check(self, ids: Sequence[str]) -> None:
+        """Refuse what NVIDIA's plugin refuses."""
+        unknown = [slot for slot in ids if slot not in self.devices]
+        if unknown:
+            raise self._refusal(
+                f"unknown device: {unknown[0]}",
+                "the node's GPUs or its configuration changed: delete the pod, so that its"
+                " controller creates it again",
+            )
+        if self.fails_above_one and len(ids) > 1:
+            raise self._refusal(
+                f"maximum request size for shared resources is 1; found {len(ids)}",
+                "ask for 1, or set failRequestsGreaterThanOne: false in the configuration's"
+                " sharing",
+            )
+
+    def _refusal(self, reason: str, hint: str) -> UsageError:
+        return UsageError(
+            f'invalid allocation request for "{self.name}": invalid request: {reason}', hint=hint
+        )
+
+
+def _join(
+    response: messages.ContainerAllocateResponse, part: messages.ContainerAllocateResponse
+) -> None:
+    """Add a part; two values of the same name are joined by a comma, as lists of devices are."""
+    for kind in ("envs", "annotations"):
+        values = getattr(response, kind)
+        for key, value in getattr(part, kind).items():
+            values[key] = f"{values[key]},{value}" if key in values else value
+    for kind in ("mounts", "devices", "cdi_devices"):
+        present = getattr(response, kind)
+        present.extend(each for each in getattr(part, kind) if each not in present)
+
+
+class Agent(Protocol):
+    """The agent behind a front."""
+
+    async def pre_start(self, resource: str, request: Message) -> Message:
+        """Pass on `PreStartContainer`. Raises `grpc.aio.AioRpcError` or `StateError`."""
+        ...
+
+    async def preferred(
+        self, resource: str, request: messages.PreferredAllocationRequest
+    ) -> messages.PreferredAllocationResponse:
+        """Pass on `GetPreferredAllocation`; without an agent no device is preferred."""
+        ...
+
+
+class AgentChannel:
+    """The agent, at its socket. It may be away for a while at any time."""
+
+    def __init__(self, socket: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_RECONNECT)
+        self._clock = clock
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def pre_start(self, resource: str, request: Message) -> Message:
+        """Wait for the agent within the kubelet's limit. It may repeat the call."""
+        deadline = self._clock() + _PREPARE_S
+        while (left_s := deadline - self._clock()) > 0:
+            try:
+                return await self._call(services.PRE_START, resource, request, left_s)
+            except grpc.aio.AioRpcError as error:
+                if REFUSAL_KEY in dict(error.trailing_metadata() or ()):
+                    raise
+            await asyncio.sleep(_RETRY_S)  # the agent ended; the next one finds what it did
+        raise StateError(
+            f"the node's agent did not answer within {_PREPARE_S:.0f} s",
+            hint="the container starts when it is back; see the agent's pod on this node",
+        )
+
+    async def preferred(
+        self, resource: str, request: messages.PreferredAllocationRequest
+    ) -> messages.PreferredAllocationResponse:
+        try:
+            return await self._call(services.PREFERRED, resource, request, _PREFERRED_S)
+        except grpc.aio.AioRpcError as error:
+            if REFUSAL_KEY in dict(error.trailing_metadata() or ()):
+                raise
+            return messages.PreferredAllocationResponse()
+
+    async def _call(
+        self, method: Method[Any, _Reply], resource: str, request: Message, timeout_s: float
+    ) -> _Reply:
+        return await method.on_aio(self._channel)(
+            request, timeout=timeout_s, metadata=((RESOURCE_KEY, resource),), wait_for_ready=True
+        )
 
 
 def socket_name(resource: str, folder: Path) -> str:
@@ -79,111 +232,129 @@ def socket_name(resource: str, folder: Path) -> str:
     return name
 
 
+class SocketServer:
+    """A gRPC server on a Unix socket that appears in one step, in place of another one's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self._server: grpc.aio.Server | None = None
+        self._socket: FileIdentity | None = None
+
+    @property
+    def was_started(self) -> bool:
+        """Whether it listens, also where another socket took its path."""
+        return self._server is not None
+
+    @property
+    def has_socket(self) -> bool:
+        """Whether its socket is in place: the kubelet removes all sockets when it starts."""
+        return self._socket is not None and self._socket == file_identity(self.path)
+
+    async def start(self, answered: Mapping[Method[Any, Any], services.MethodHandler]) -> None:
+        """Listen. Raises `StateError` if the socket cannot be made."""
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(services.handlers(answered))
+        # gRPC removes its socket's path some time after it stops. A name that is used once cannot
+        # be the socket of a later server.
+        draft = self.path.with_name(f"{DRAFT_PREFIX}{os.urandom(4).hex()}")
+        try:
+            try:
+                server.add_insecure_port(f"unix:{draft}")
+                await server.start()
+                draft.rename(self.path)
+            except (OSError, RuntimeError) as error:
+                await server.stop(None)
+                raise StateError(
+                    f"cannot listen on {self.path}: {error}",
+                    hint=f"it has to run as root, with the host's {self.path.parent} mounted"
+                    " there, writable",
+                ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        self._server, self._socket = server, file_identity(self.path)
+
+    async def stop(self) -> None:
+        """Stop listening. A successor's socket at the same path stays."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if self.has_socket:
+            with contextlib.suppress(OSError):  # the folder may be gone by now
+                self.path.unlink()
+        self._socket = None
+        await server.stop(_FLUSH_S)
+
+
 class ResourceServer:
     """Serves one resource, from `start` to `stop`."""
 
     def __init__(
         self,
-        resource: Resource,
+        resource: OfferedResource,
         *,
         folder: Path,
-        duties: Duties,
+        agent: Agent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint: Final = socket_name(resource.name, folder)
         """The socket's name in the kubelet's folder."""
-        self._path: Final = folder / self.endpoint
-        self._duties: Final = duties
+        self.listener: Final = SocketServer(folder / self.endpoint)
+        self._agent: Final = agent
         self._clock: Final = clock
         self._resource = resource
+        self._is_withdrawn = False
         self._changed = asyncio.Event()
-        self._server: grpc.aio.Server | None = None
-        self._socket: FileIdentity | None = None
         self._watchers = 0
         self._is_ending = False
+        self.refuses_options = False
+        """Whether the next registration is to fail (`Front`)."""
         self.unwatched_since = clock()
         """When the kubelet's last stream ended, by the clock."""
 
     @property
-    def resource(self) -> Resource:
+    def resource(self) -> OfferedResource:
         """The offered resource."""
         return self._resource
-
-    @property
-    def options(self) -> messages.DevicePluginOptions:
-        """The plugin's options, for its registration."""
-        slots = self._resource.slots
-        return messages.DevicePluginOptions(
-            pre_start_required=True,
-            # Ids of no device are all alike. The kubelet reads this once.
-            get_preferred_allocation_available=not slots
-            or any(slot.device is not None for slot in slots),
-        )
 
     @property
     def is_watched(self) -> bool:
         """Whether the kubelet reads the list of devices."""
         return self._watchers > 0
 
-    @property
-    def has_socket(self) -> bool:
-        """Whether its socket is in place: the kubelet removes all sockets when it starts."""
-        return self._socket is not None and self._socket == file_identity(self._path)
-
-    def update(self, resource: Resource) -> None:
+    def update(self, resource: OfferedResource, *, is_withdrawn: bool = False) -> None:
         """Replace the offered resource, under the same name."""
-        if resource != self._resource:
-            self._resource = resource
+        is_listed_alike = (resource.listing, is_withdrawn) == (
+            self._resource.listing,
+            self._is_withdrawn,
+        )
+        self._resource, self._is_withdrawn = resource, is_withdrawn
+        if not is_listed_alike:
             self._wake()
+
+    def relist(self) -> None:
+        """Send the list again: at each list the kubelet writes its checkpoint from memory."""
+        self._wake()
 
     async def start(self) -> None:
         """Listen. Raises `StateError` if the socket cannot be made."""
         await self.stop()
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers(
-            services.handlers(
-                {
-                    services.OPTIONS: self._get_options,
-                    services.LIST_AND_WATCH: self._list_and_watch,
-                    services.PREFERRED: self._get_preferred,
-                    services.ALLOCATE: self._allocate,
-                    services.PRE_START: self._pre_start,
-                }
-            )
+        self._is_ending = False
+        await self.listener.start(
+            {
+                services.OPTIONS: self._get_options,
+                services.LIST_AND_WATCH: self._list_and_watch,
+                services.PREFERRED: self._get_preferred,
+                services.ALLOCATE: self._allocate,
+                services.PRE_START: self._pre_start,
+            }
         )
-        # gRPC removes its socket's path some time after it stops. A name that is used once cannot
-        # be the socket of a later server.
-        draft = self._path.with_name(f"{DRAFT_PREFIX}{os.urandom(4).hex()}")
-        try:
-            try:
-                server.add_insecure_port(f"unix:{draft}")
-                await server.start()
-                draft.rename(self._path)
-            except (OSError, RuntimeError) as error:
-                await server.stop(None)
-                raise StateError(
-                    f"cannot listen on {self._path}: {error}",
-                    hint="the agent has to run as root, with the host's"
-                    " /var/lib/kubelet/device-plugins mounted there, writable",
-                ) from error
-        finally:
-            draft.unlink(missing_ok=True)
-        self._server, self._is_ending = server, False
-        self._socket = file_identity(self._path)
         self.unwatched_since = self._clock()
 
     async def stop(self) -> None:
         """Stop listening. Streams end, which the kubelet takes for failed devices."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        if self.has_socket:
-            with contextlib.suppress(OSError):  # the folder may be gone by now
-                self._path.unlink()
-        self._socket = None
         self._is_ending = True
         self._wake()
-        await server.stop(_FLUSH_S)
+        await self.listener.stop()
 
     def _wake(self) -> None:
         """Wake all streams: the resource changed, or the server stops."""
@@ -194,9 +365,11 @@ class ResourceServer:
     # ---- the calls -------------------------------------------------------------------------------
 
     async def _get_options(
-        self, _request: messages.Empty, _context: Context
+        self, _request: messages.Empty, context: Context
     ) -> messages.DevicePluginOptions:
-        return self.options
+        if self.refuses_options:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it takes over from another front")
+        return self._resource.options
 
     async def _list_and_watch(
         self, _request: messages.Empty, _context: Context
@@ -205,7 +378,7 @@ class ResourceServer:
         try:
             while not self._is_ending:
                 changed = self._changed
-                yield _listing(self._resource)
+                yield self._resource.listed(is_withdrawn=self._is_withdrawn)
                 await changed.wait()
         finally:
             self._watchers -= 1
@@ -214,95 +387,42 @@ class ResourceServer:
     async def _get_preferred(
         self, request: messages.PreferredAllocationRequest, context: Context
     ) -> messages.PreferredAllocationResponse:
-        duties = self._duties
-        response = messages.PreferredAllocationResponse()
-        async with self._answering(context, "preferred_seconds"):
-            for each in request.container_requests:
-                chosen = preferred(
-                    self._resource,
-                    available=each.available_deviceIDs,
-                    must_include=each.must_include_deviceIDs,
-                    size=each.allocation_size,
-                    links=duties.links(),
-                    policy=duties.policy(),
-                    modes=duties.modes(),
-                )
-                response.container_responses.add(deviceIDs=chosen)
-        return response
+        try:
+            return await self._agent.preferred(self._resource.name, request)
+        except grpc.aio.AioRpcError as error:
+            await _pass_on(error, context)
 
     async def _allocate(
         self, request: messages.AllocateRequest, context: Context
     ) -> messages.AllocateResponse:
         response = messages.AllocateResponse()
-        async with self._answering(context, "allocate_seconds"):
+        try:
             for each in request.container_requests:
-                answer = self._duties.allocate(self._resource, tuple(each.devices_ids))
-                response.container_responses.append(_message(answer))
+                response.container_responses.append(self._resource.answer(each.devices_ids))
+        except AllotError as error:
+            await refuse(error, context)
         return response
 
     async def _pre_start(
         self, request: messages.PreStartContainerRequest, context: Context
-    ) -> messages.PreStartContainerResponse:
-        ids = frozenset(request.devices_ids)
-        # `Tenants` knows the container, and has counted and reported its refusal.
-        async with self._answering(context, "prepare_seconds", is_counted=False):
-            try:
-                async with asyncio.timeout(_PREPARE_S):
-                    await self._duties.pre_start(self._resource.name, ids)
-            except TimeoutError:
-                self._duties.reports.count("refusals", reason=StateError.__name__)
-                raise StateError(
-                    f"the share was not ready within {_PREPARE_S:.0f} s",
-                    hint="the kubelet asks again; see the agent's log for the cause",
-                ) from None
-        return messages.PreStartContainerResponse()
-
-    @asynccontextmanager
-    async def _answering(
-        self, context: Context, figure: str, *, is_counted: bool = True
-    ) -> AsyncIterator[None]:
-        """Measure a call, and end it with the gRPC code of its error."""
-        reports = self._duties.reports
-        started = time.perf_counter()
+    ) -> Message:
         try:
-            yield
+            return await self._agent.pre_start(self._resource.name, request)
+        except grpc.aio.AioRpcError as error:
+            await _pass_on(error, context)
         except AllotError as error:
-            if is_counted:
-                reports.count("refusals", reason=type(error).__name__)
-            await context.abort(code_of(error), error.one_line(longest=MOST_EVENT))
-        finally:
-            seconds = time.perf_counter() - started
-            reports.observe(figure, seconds, resource=self._resource.name)
+            await refuse(error, context)
 
 
-def _listing(resource: Resource) -> messages.ListAndWatchResponse:
-    response = messages.ListAndWatchResponse()
-    for slot in resource.slots:
-        device = response.devices.add(
-            ID=slot.id, health="Healthy" if slot.is_healthy else "Unhealthy"
-        )
-        if slot.numa_node is not None:
-            device.topology.nodes.add(ID=slot.numa_node)
-    return response
+async def refuse(error: AllotError, context: Context) -> NoReturn:
+    """End a call with the gRPC code of its error."""
+    await context.abort(
+        code_of(error), error.one_line(longest=MOST_EVENT), trailing_metadata=((REFUSAL_KEY, "1"),)
+    )
 
 
-def _message(answer: AllocateAnswer) -> messages.ContainerAllocateResponse:
-    response = messages.ContainerAllocateResponse(envs=answer.envs, annotations=answer.annotations)
-    for mount in answer.mounts:
-        response.mounts.add(
-            container_path=mount.container_path,
-            host_path=mount.host_path,
-            read_only=mount.is_read_only,
-        )
-    for node in answer.devices:
-        response.devices.add(
-            container_path=node.container_path,
-            host_path=node.host_path,
-            permissions=node.permissions,
-        )
-    for name in answer.cdi_devices:
-        response.cdi_devices.add(name=name)
-    return response
+async def _pass_on(error: grpc.aio.AioRpcError, context: Context) -> NoReturn:
+    await context.abort(error.code(), error.details() or "")
 
 
 # The first class that fits counts.

@@ -25,12 +25,13 @@ from allotment.dialects.own.annotations import (
     PREFIX,
     TOPOLOGY,
 )
-from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import (
     ANY_MEMORY,
     STRONGEST,
     PlacementWish,
     PodAnnotations,
+    ResizeWish,
     in_modes,
     refusal,
     suiting,
@@ -80,6 +81,8 @@ class AllotmentDialect:
             request = _placed(pod, container, request, wishes)
             mode = request.mode
         elif pod.node:
+            if wishes.resize is not None and PLACEMENT not in pod.annotations:
+                _check_no_growth(pod, container, request, wishes)
             _check_node_can_choose(pod, container, request)
         return (
             ContainerAsk(
@@ -108,7 +111,51 @@ def request_of(pod: Pod, container: Container, wishes: PodAnnotations) -> Reques
         constraints=wishes.constraints,
         preferences=wishes.preferences,
     )
-    return _in_named_modes(pod, container, request, wishes) if _names_mode(wishes) else request
+    if _names_mode(wishes):
+        request = _in_named_modes(pod, container, request, wishes)
+    return request if wishes.resize is None else _resized(pod, container, request, wishes.resize)
+
+
+def _resized(pod: Pod, container: Container, request: Request, wish: ResizeWish) -> Request:
+    """Return a request with the amounts of `allotment.dev/resize`. Raises `UsageError`."""
+    compute = request.compute
+    asked = None if wish.compute is None else wish.compute.compute
+    if wish.compute is not None and asked is not None and not wish.compute.names_guarantee:
+        if asked.ceiling < compute.guarantee:
+            problem = f"{RESIZE} ({wish.compute.text}) has a ceiling below the guarantee of"
+            problem += f" {format_percent(compute.guarantee)} percent"
+            hint = f"write the guarantee too: compute:0:{format_percent(asked.ceiling)}"
+            raise refusal(pod, container.name, problem, hint=hint)
+        asked = Compute(compute.guarantee, asked.ceiling)
+    return replace(
+        request,
+        memory=wish.memory or request.memory,
+        compute=revised(compute, compute=asked, weight=wish.weight, kind=wish.kind),
+    )
+
+
+def _check_no_growth(
+    pod: Pod, container: Container, request: Request, wishes: PodAnnotations
+) -> None:
+    """Refuse more than the pod's own request: no scheduler and no quota counted it."""
+    own = request_of(pod, container, replace(wishes, resize=None))
+    need, have = request.memory, own.memory
+    is_within = have in (need, _ALL)
+    if need.size_bytes is not None and have.size_bytes is not None:
+        is_within = need.size_bytes <= have.size_bytes
+    elif need.part is not None and have.part is not None:
+        is_within = need.part <= have.part
+    more = [] if is_within else [f"memory (need {need}, have {have})"]
+    for word in ("guarantee", "ceiling"):
+        asked, allowed = getattr(request.compute, word), getattr(own.compute, word)
+        if asked > allowed:
+            more.append(
+                f"{word} (need {format_percent(asked)} percent, have {format_percent(allowed)})"
+            )
+    if more:
+        problem = f"{RESIZE} asks for more than its request: {'; '.join(more)}"
+        hint = "growth needs Allotment's scheduler, which has not placed this pod: ask for at most"
+        raise refusal(pod, container.name, problem, hint=f"{hint} its request, in the same unit")
 
 
 def with_preference(
@@ -321,14 +368,22 @@ def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotat
     if len(placed.devices) != request.count:
         problem = f"has {len(placed.devices)} devices, but {GPU} is {request.count}"
         raise _misplaced(pod, container, problem)
-    need = request.memory.size_bytes
     if placed.memory_bytes is None or traits_of(request.mode).is_slice:
         return request
+    return _with_bytes(pod, container, request, placed, placed.memory_bytes)
+
+
+def _with_bytes(
+    pod: Pod, container: Container, request: Request, placed: PlacementWish, size: int
+) -> Request:
+    """Return a request with the bytes of its placement."""
+    need = request.memory.size_bytes
+    if placed.is_resized and size >= (need or 0):
+        return request
     if need is None:
-        size = placed.memory_bytes
         return replace(request, memory=MemoryAmount(format_bytes(size), size_bytes=size))
-    if placed.memory_bytes != need:
-        problem = f"has {placed.memory_bytes} bytes of each device, but {GPU_MEMORY} amounts"
+    if size != need:
+        problem = f"has {size} bytes of each device, but {GPU_MEMORY} amounts"
         raise _misplaced(pod, container, f"{problem} to {need}")
     return request
 

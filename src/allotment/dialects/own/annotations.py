@@ -14,11 +14,19 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from allotment.dialects.foreign.base import DIALECT
-from allotment.dialects.own.placement import KEPT_CHARACTERS, LEFT_OUT, PLACEMENT, placements_of
+from allotment.dialects.own.placement import (
+    KEPT_CHARACTERS,
+    LEFT_OUT,
+    PLACEMENT,
+    RESIZE,
+    accepted_resize,
+    placements_of,
+)
 from allotment.dialects.own.protocol import (
     STRONGEST,
     ComputeWish,
     PodAnnotations,
+    ResizeWish,
     refusal,
     shown,
 )
@@ -243,7 +251,10 @@ GPU_POLICY = f"{PREFIX}gpu-policy"
 GPU_WEIGHTS = f"{PREFIX}gpu-weights"
 
 LISTS = frozenset(
-    {MODE, MODELS, NOT_MODELS, UUIDS, NOT_UUIDS, TOPOLOGY, NODE_POLICY, GPU_POLICY, GPU_WEIGHTS}
+    {
+        *{MODE, MODELS, NOT_MODELS, UUIDS, NOT_UUIDS, TOPOLOGY},
+        *{NODE_POLICY, GPU_POLICY, GPU_WEIGHTS, RESIZE},
+    }
 )
 """Annotations whose values may contain commas."""
 
@@ -261,12 +272,17 @@ _LIST_BY_CONTAINER = (
 
 
 def wishes_of(
-    pod: Pod, takers: Mapping[str, frozenset[str]], *, has_placement: bool = True
+    pod: Pod,
+    takers: Mapping[str, frozenset[str]],
+    *,
+    has_placement: bool = True,
+    resize: str = "",
 ) -> dict[str, PodAnnotations]:
     """Read a pod's annotations. Raises `UsageError`.
 
     `takers` has the containers with GPUs, each with the annotations that apply to it; the result
-    has the same containers. Without `has_placement` a placement is ignored.
+    has the same containers. Without `has_placement` a placement is ignored, and `resize` counts
+    in place of the pod's own text.
     """
     for key in pod.annotations:
         if key.startswith(PREFIX) and key not in KEYS:
@@ -275,7 +291,10 @@ def wishes_of(
             raise refusal(
                 pod, None, problem, hint=f"correct or remove it; known annotations: {known}"
             )
-    _check_length(pod, KEYS if has_placement else KEYS - {PLACEMENT})
+    _check_length(pod, KEYS if has_placement else KEYS - {PLACEMENT, RESIZE})
+    wish = accepted_resize(pod).wish if has_placement else resize
+    written = {key: text for key, text in pod.annotations.items() if key != RESIZE}
+    pod = replace(pod, annotations={**written, RESIZE: wish} if wish else written)
     wishes = dict.fromkeys(takers, PodAnnotations())
     for key in sorted(_READERS.keys() & pod.annotations.keys()):
         for name, text in _by_container(pod, key, takers).items():
@@ -392,7 +411,58 @@ def _boolean(text: str) -> bool:
     return _BOOLEANS[_word(text, _BOOLEANS)]
 
 
+def parse_resize(text: str) -> ResizeWish:
+    """Parse `memory:6Gi,compute:30:80,class:latency,weight:200`. Raises `UsageError`."""
+    found: dict[str, str] = {}
+    for item in _split(text):
+        word, _, value = item.strip().partition(":")
+        _word(word, _RESIZED)
+        if word in found:
+            raise UsageError(f"it has {word} twice", hint="keep one of them")
+        found[word] = value.strip()
+    return ResizeWish(**{_RESIZED[word][0]: _RESIZED[word][1](found[word]) for word in found})
+
+
+def changed_wish(text: str, *, container: str | None, words: Mapping[str, str]) -> str:
+    """Return `allotment.dev/resize` with other words for a container, or for all.
+
+    Words that are not named keep their value. Raises `UsageError`.
+    """
+    by_container = {
+        name.strip(): value for name, _, value in (part.partition("=") for part in text.split(";"))
+    }
+    if text and ("=" in text) != (container is not None):
+        its = "names containers" if container is None else "is for all containers"
+        problem = f"{RESIZE} is {shown(text)}, which {its}"
+        hint = "name a container" if container is None else "name no container"
+        raise UsageError(problem, hint=f"{hint}, or remove the annotation first")
+    if container is None:
+        by_container = {"": text}
+    before = by_container.get(container or "", "")
+    kept = {
+        word.strip(): value
+        for word, _, value in (item.partition(":") for item in before.split(","))
+        if word.strip()
+    }
+    changed = {**kept, **words}
+    written = ",".join(f"{word}:{changed[word]}" for word in _RESIZED if word in changed)
+    parse_resize(written)
+    if container is None:
+        return written
+    by_container = {name: value for name, value in by_container.items() if name}
+    return ";".join(
+        f"{name}={value}" for name, value in {**by_container, container: written}.items()
+    )
+
+
 _CLASSES = {str(kind): kind for kind in ComputeClass}
+_RESIZED: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "memory": ("memory", parse_memory),
+    "compute": ("compute", lambda text: ComputeWish(text, parse_compute(text))),
+    "class": ("kind", lambda text: _CLASSES[_word(text, _CLASSES)]),
+    "weight": ("weight", parse_weight),
+}
+"""The field of `ResizeWish` that each word sets, and its parser."""
 _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     COMPUTE: ("compute", lambda text: ComputeWish(text, parse_compute(text))),
     WEIGHT: ("weight", parse_weight),
@@ -401,6 +471,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     MIG_PROFILE: ("mig_profile", parse_profile),
     OVERSUBSCRIBE: ("may_oversubscribe", _boolean),
     MEMORY: ("memory", parse_part),
+    RESIZE: ("resize", parse_resize),
     MODELS: ("constraints.models", parse_rules),
     NOT_MODELS: ("constraints.not_models", parse_rules),
     UUIDS: ("constraints.uuids", parse_items),

@@ -6,19 +6,21 @@
                     "infer": {"devices": ["GPU-..."], "memory": BYTES, "guarantee": 1428,
                               "mode": "mig", "slices": [["1g.10gb", 4]]}}}
 
-A restarted scheduler restores bookings from it. Defaults are omitted; `memories` and `guarantees`
+After a resize it also has `"resize": {"wish": "memory:6Gi", "generation": 1}`. A restarted
+scheduler restores bookings from it. Defaults are omitted; `memories` and `guarantees`
 appear if devices differ. It counts only with the pod's own uid and node: the API server generates
 the uid, so it cannot be forged earlier. The admission policy restricts later edits.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from allotment.dialects.own.protocol import PlacementWish, refusal, shown
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.formats import meant
@@ -29,6 +31,7 @@ from allotment.model.quantities import MAX_BYTES
 
 PLACEMENT = "allotment.dev/placement"
 PLACEMENT_VERSION = 1
+RESIZE = "allotment.dev/resize"
 KEPT_CHARACTERS = 64 << 10
 """Limit for all our annotations of a pod; longer ones are cut."""
 LEFT_OUT = (
@@ -77,12 +80,20 @@ class _Container(msgspec.Struct, frozen=True, omit_defaults=True):
     oversubscribe: bool = False
 
 
+class _Resize(msgspec.Struct, frozen=True):
+    """The fields of `AcceptedResize`."""
+
+    wish: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
+    generation: Annotated[int, Meta(ge=1, lt=1 << 53)]
+
+
 class _Placement(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     node: str | None = None
     """The scheduler writes node and pod; the node's agent does without them."""
     pod: str | None = None
     containers: dict[str, _Container]
+    resize: _Resize | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
@@ -129,7 +140,32 @@ def placements_of(pod: Pod, takers: Mapping[str, bool]) -> dict[str, PlacementWi
         if not takers[name]:
             problem = f"{PLACEMENT} names this container, but the kubelet chooses its devices"
             raise refusal(pod, name, problem, hint=_REMOVE)
-    return {name: _wish(pod, name, placed) for name, placed in placement.containers.items()}
+    is_resized = placement.resize is not msgspec.UNSET
+    return {
+        name: replace(_wish(pod, name, placed), is_resized=is_resized)
+        for name, placed in placement.containers.items()
+    }
+
+
+def accepted_resize(pod: Pod) -> AcceptedResize:
+    """Return the resize that counts for a pod on its node.
+
+    With a placement it is the one that the scheduler accepted, otherwise the pod's own text.
+    """
+    text = pod.annotations.get(PLACEMENT)
+    if text is None:
+        return AcceptedResize(pod.annotations.get(RESIZE, ""))
+    try:
+        return _accepted(_decode(text))
+    except ValueError:
+        return AcceptedResize()  # reading the placement reports it
+
+
+def _accepted(placement: _Placement) -> AcceptedResize:
+    resize = placement.resize
+    if not isinstance(resize, _Resize):
+        return AcceptedResize()
+    return AcceptedResize(resize.wish, resize.generation)
 
 
 def problem_of_devices(
@@ -166,6 +202,9 @@ def write_booking(booking: PodBooking) -> str:
             node=booking.node,
             pod=booking.uid,
             containers={each.name: _written(each) for each in booking.containers},
+            resize=_Resize(booking.resize.wish, booking.resize.generation)
+            if booking.resize.generation
+            else msgspec.UNSET,
         )
     ).decode()
 
@@ -194,6 +233,7 @@ def read_booking(
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         containers=tuple(sorted(containers, key=_by_place)),
+        resize=_accepted(placement),
     )
 
 

@@ -39,6 +39,18 @@ class PlacementWish:
     """The mode there; None: not set."""
     slices: tuple[MigPlace, ...] = ()
     """In mode `mig`, the slice of each of `devices`; else empty."""
+    is_resized: bool = False
+    """The amounts may be more than the request: until a resize is in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeWish:
+    """`allotment.dev/resize`: other amounts of each device. None: as requested."""
+
+    memory: MemoryAmount | None = None
+    compute: ComputeWish | None = None
+    kind: ComputeClass | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class PodAnnotations:
     placement: PlacementWish | None = None
     memory: MemoryAmount | None = None
     """A part of each device."""
+    resize: ResizeWish | None = None
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
 
@@ -143,6 +156,26 @@ def without_effect(request: Request, mode: str) -> tuple[str, ...]:
     if "ceiling" in ignored and its.ceiling not in {its.guarantee, WHOLE}:
         found.append(f"the ceiling of {format_percent(its.ceiling)} percent")
     return tuple(found)
+
+
+def unresizable(before: Request, after: Request, mode: str, capacity: int) -> str:
+    """Why programs that run cannot follow a resize in a mode; empty: they can.
+
+    `before` is the pod's own request, and `capacity` a device's memory in bytes.
+    """
+    more = after.memory.of(capacity) - before.memory.of(capacity)
+    asked = replace(before.compute, is_governed=after.compute.is_governed)
+    if not more and asked == after.compute:
+        return ""
+    traits = traits_of(mode)
+    if traits.fixed_because:
+        return f"mode {mode}: {traits.fixed_because}"
+    if traits.needs_daemon:
+        if asked != after.compute:
+            return "MPS fixes the compute of a program when the program starts"
+        if more > 0 and not after.may_oversubscribe:
+            return "MPS fixes the memory limit of a program when the program starts"
+    return ""
 
 
 def is_any_memory(request: Request) -> bool:

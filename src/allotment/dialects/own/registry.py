@@ -43,19 +43,21 @@ def asks_of(pod: Pod, *, nvidia: Collection[str]) -> tuple[ContainerAsk, ...]:
     )
 
 
-def wanted(pod: Pod, *, modes: Sequence[str] = (SOFT,)) -> tuple[WantedContainer, ...]:
+def wanted(
+    pod: Pod, *, modes: Sequence[str] = (SOFT,), resize: str = ""
+) -> tuple[WantedContainer, ...]:
     """The containers that a scheduler must place, in order; empty: none.
 
     Only Allotment's own resources count; for others the kubelet chooses devices. An existing
-    placement is ignored. `modes` apply to containers without a mode, the best first. Raises
-    `UsageError`.
+    placement is ignored. `modes` apply to containers without a mode, the best first. `resize` is
+    the text of `allotment.dev/resize` that counts. Raises `UsageError`.
     """
     dialect = AllotmentDialect()
     asking = [(place, each) for place, each in enumerate(pod.containers) if dialect.resources(each)]
     if not asking:
         return ()
     takers = {each.name: dialect.takes for _, each in asking}
-    wishes = wishes_of(pod, takers, has_placement=False)
+    wishes = wishes_of(pod, takers, has_placement=False, resize=resize)
     return tuple(
         WantedContainer(
             name=each.name,
@@ -97,10 +99,11 @@ def need_settings(
     return NeedSettings(tuple(modes), mig_groups_of(dialects), floor)
 
 
-def need_of(pod: ClusterPod, settings: NeedSettings = _USUAL) -> PodNeed:
+def need_of(pod: ClusterPod, settings: NeedSettings = _USUAL, *, resize: str = "") -> PodNeed:
     """A pod's request; without containers if it asks for no GPU of ours.
 
-    An existing placement is ignored: it may be a copy from another pod. Raises `UsageError`.
+    An existing placement is ignored: it may be a copy from another pod. So is the pod's
+    `allotment.dev/resize`: `resize` is the text that counts. Raises `UsageError`.
     """
     return PodNeed(
         uid=pod.uid,
@@ -109,13 +112,17 @@ def need_of(pod: ClusterPod, settings: NeedSettings = _USUAL) -> PodNeed:
         cpu_milli=pod.cpu_milli,
         memory_bytes=pod.memory_bytes,
         priority=pod.priority,
-        containers=() if pod.asks is None else containers_of(pod.asks, pod.dialect, settings),
+        containers=()
+        if pod.asks is None
+        else containers_of(pod.asks, pod.dialect, settings, resize=resize),
     )
 
 
-def containers_of(asks: Pod, dialect: str, settings: NeedSettings) -> tuple[WantedContainer, ...]:
+def containers_of(
+    asks: Pod, dialect: str, settings: NeedSettings, *, resize: str = ""
+) -> tuple[WantedContainer, ...]:
     """The containers' requests; `dialect`: the one translated from. Raises `UsageError`."""
-    found = wanted(asks, modes=settings.modes)
+    found = wanted(asks, modes=settings.modes, resize=resize)
     groups = settings.groups.get(dialect)
     if groups:
         found = tuple(_among(each, groups) for each in found)

@@ -70,9 +70,9 @@ class Explained:
 def admission_objects(keys: Keys, installed: Installation | None = None) -> Iterator[Explained]:
     installation = installed or Installation()
     yield Explained(
-        "Translates pods when they are created. The scheduler writes caBundle and the match"
-        " conditions of its dialects. Fails closed: while no replica runs, pods with a key of the"
-        " conditions are refused, and all others are created.",
+        "Translates pods when they are created, and checks resizes. The scheduler writes caBundle"
+        " and the match conditions of its dialects. Fails closed: while no replica runs, pods with"
+        " a key of the conditions are refused, and all others are created.",
         _configuration(keys, installation),
     )
     for policy in _policies(keys, installation):
@@ -126,7 +126,7 @@ def _configuration(keys: Keys, its: Installation) -> Document:
         "name": "pods.allotment.dev",
         "admissionReviewVersions": ["v1"],
         "clientConfig": {"service": service},
-        "rules": [_rule("CREATE")],
+        "rules": [_rule("CREATE", "UPDATE")],
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
         "reinvocationPolicy": "IfNeeded",
@@ -170,7 +170,10 @@ _PLACEMENT_MESSAGES: Final = (
         "the annotations allotment.dev/placement, allotment.dev/dialect and"
         " webhook.allotment.dev/translated of a pod cannot change"
     ),
-    "annotations of allotment.dev/ cannot change once the pod has its GPUs: recreate the pod",
+    (
+        "annotations of allotment.dev/ cannot change once the pod has its GPUs, except"
+        " allotment.dev/resize: recreate the pod"
+    ),
 )
 _WHY: Final = {
     "allotment-translated": (

@@ -13,7 +13,7 @@ from typing import Final
 
 from allotment.dialects.foreign.base import DIALECT, ForeignDialect, Marks
 from allotment.dialects.own.annotations import PREFIX
-from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.model.pods import ForeignContainer, ForeignPod
 
 TRANSLATED: Final = "webhook.allotment.dev/translated"
@@ -229,6 +229,10 @@ CONDITION: Final = "asks-for-gpus"
 _CONTAINERS: Final = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
 _ANNOTATIONS: Final = "object.metadata.?annotations.orValue({})"
 _OLD_ANNOTATIONS: Final = "oldObject.metadata.?annotations.orValue({})"
+_IS_RESIZED: Final = (
+    f"'{RESIZE}' in {_ANNOTATIONS}"
+    f" && {_ANNOTATIONS}[?'{RESIZE}'] != {_OLD_ANNOTATIONS}[?'{RESIZE}']"
+)
 _LABELS: Final = "object.metadata.?labels.orValue({})"
 _SCHEDULER: Final = "object.spec.?schedulerName.orValue('')"
 _LIMITS: Final = "c.?resources.?limits.orValue({})"
@@ -237,7 +241,8 @@ _LIMITS: Final = "c.?resources.?limits.orValue({})"
 def webhook_condition(keys: Keys) -> str:
     """Return the expression for pods that the webhook must see.
 
-    It is `Keys.match` in CEL, without pods that opted out.
+    For a new pod it is `Keys.match` in CEL, without pods that opted out. Of other pods the webhook
+    sees a changed `allotment.dev/resize`.
     """
     others = _any(
         _in_limits(keys.resources - OWN.asking_resources),
@@ -246,7 +251,8 @@ def webhook_condition(keys: Keys) -> str:
         _one_of(_SCHEDULER, keys.schedulers),
         *_marked(keys, is_asked=False),
     )
-    return f"{OWN_CONDITION} || !{OPTED_OUT} && ({others})"
+    created = f"{OWN_CONDITION} || !{OPTED_OUT} && ({others})"
+    return f"request.operation == 'CREATE' ? ({created}) : {_IS_RESIZED}"
 
 
 def untranslated_condition(keys: Keys) -> str:
@@ -277,17 +283,18 @@ VARIABLES: Final = {"annotations": _ANNOTATIONS, "oldAnnotations": _OLD_ANNOTATI
 _NEW, _OLD = (f"variables.{name}" for name in VARIABLES)
 _FIXED: Final = ", ".join(f"'{key}'" for key in (PLACEMENT, DIALECT, TRANSLATED))
 _OURS: Final = f"k.startsWith('{PREFIX}')"
+_KEPT: Final = f"k.startsWith('{PREFIX}') && k != '{RESIZE}'"
 
 PLACEMENT_RULES: Final = (
     # A new pod cannot have a placement of its own: its uid is unknown.
     f"request.operation != 'CREATE' || !('{PLACEMENT}' in {_NEW})",
     # The webhook's and the scheduler's annotations cannot change.
     f"request.operation != 'UPDATE' || [{_FIXED}].all(k, {_NEW}[?k] == {_OLD}[?k])",
-    # A placed pod's request cannot change.
+    # A placed pod's request cannot change, except by a resize, which the scheduler must accept.
     (
         f"request.operation != 'UPDATE' || !('{PLACEMENT}' in {_OLD})"
-        f" || ({_NEW}.all(k, !{_OURS} || {_NEW}[?k] == {_OLD}[?k])"
-        f" && {_OLD}.all(k, !{_OURS} || k in {_NEW}))"
+        f" || ({_NEW}.all(k, !({_KEPT}) || {_NEW}[?k] == {_OLD}[?k])"
+        f" && {_OLD}.all(k, !({_KEPT}) || k in {_NEW}))"
     ),
 )
 """For pods, unless the scheduler writes."""

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from allotment.dialects import asks_of
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER, ForeignDialect, Translation
 from allotment.dialects.foreign.translate import (
     Changes,
@@ -26,12 +27,15 @@ from allotment.dialects.foreign.translate import (
 )
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
-from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import shown
-from allotment.model.clusters import PodNeed, WantedContainer
+from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.objects import PodObject
+from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import traits_of
-from allotment.model.pods import ForeignPod, PodUid
+from allotment.model.pods import ForeignPod, Pod, PodUid
+from allotment.placement.explain import Reason, Refusal
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
     ReviewAnswer,
@@ -119,10 +123,12 @@ class PodWebhook:
         settings: WebhookSettings | None = None,
         quotas: QuotaBook | None = None,
         keys: Keys | None = None,
+        resizes: Callable[[ClusterPod], object] = lambda _: None,
     ) -> None:
         """Without `quotas`, no quota is checked.
 
-        `keys`: the keys in the API server's match condition; None: the dialects' own.
+        `keys`: the keys in the API server's match condition; None: the dialects' own. `resizes`
+        returns a `Refusal` of what a pod's `allotment.dev/resize` asks for.
         """
         self._dialects = tuple(dialects)
         self._titles = {dialect.name: dialect.title for dialect in dialects}
@@ -133,6 +139,7 @@ class PodWebhook:
         self._is_annotation = matcher(all_known.annotations | all_known.marked_annotations)
         self._is_label = matcher(all_known.labels)
         self._is_record = matcher(all_known.records)
+        self._resizes = resizes
 
     def mutate(self, body: bytes) -> Reply:
         """Answer any review; HTTP status 400 for anything else."""
@@ -144,6 +151,8 @@ class PodWebhook:
         return Reply(_OK, answered(request, self.review(request)))
 
     def review(self, request: ReviewRequest) -> ReviewAnswer:
+        if request.operation == "UPDATE" and request.is_of_pods:
+            return self._resized(request)
         if request.operation != "CREATE" or not request.is_of_pods:
             return ReviewAnswer()
         try:
@@ -155,6 +164,23 @@ class PodWebhook:
             return ReviewAnswer(refusal=error.one_line(), code=_INVALID, reason="Invalid")
         except _ForbiddenError as error:
             return ReviewAnswer(refusal=str(error), code=_FORBIDDEN, reason="Forbidden")
+
+    def _resized(self, request: ReviewRequest) -> ReviewAnswer:
+        """Refuse a resize that can never be; warn if there is no room at present."""
+        try:
+            item = _POD.decode(request.object)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return ReviewAnswer(refusal=f"it is not a pod: {error}", code=_INVALID)
+        pod = to_cluster_pod(item)
+        refusal = self._resizes(pod)
+        if not isinstance(refusal, Refusal):
+            return ReviewAnswer()
+        text = f"pod {pod}: {refusal.text}" + (f"; hint: {refusal.hint}" if refusal.hint else "")
+        if refusal.reason == Reason.RESIZE:
+            return ReviewAnswer(refusal=text, code=_INVALID, reason="Invalid")
+        if refusal.reason == Reason.QUOTA:
+            return ReviewAnswer(refusal=text, code=_FORBIDDEN, reason="Forbidden")
+        return ReviewAnswer(warnings=(f"not resized yet: {text}",))
 
     def _is_left_alone(self, pod: ForeignPod, by: UserInfo) -> bool:
         if _MIRROR in pod.annotations and _NODES in (by.groups or ()):
@@ -177,6 +203,8 @@ class PodWebhook:
             raise error
         wanted = wanted_of(changed)
         if wanted:
+            if RESIZE in changed.annotations:
+                _check_resize(native_pod(changed))
             self._check_privileged(pod, {container.name for container in wanted})
             dialect = changed.annotations.get(DIALECT, "")
             need = PodNeed(
@@ -346,6 +374,15 @@ class PodWebhook:
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
 
 
+def _check_resize(pod: Pod) -> None:
+    """Raise `UsageError` for a resize that is invalid, or more than a pod without a scheduler has.
+
+    A pod for the scheduler may ask for more: the scheduler checks that when it has placed the pod.
+    """
+    own = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
+    asks_of(replace(pod, annotations=own), nvidia=())
+
+
 def _without_compute(pod: ForeignPod, wanted: Iterable[WantedContainer]) -> Iterator[str]:
     """Warn of a pod that shares its GPU without a guarantee of compute."""
     names = [
@@ -373,6 +410,7 @@ class AdmissionHandler(Protocol):
     def __call__(self, body: bytes, /) -> Reply: ...
 
 
+_POD: Final = msgspec.json.Decoder(PodObject)
 _OWN: Final = (GPU, GPU_MEMORY, GPU_COMPUTE)
 _UNSAID: Final = frozenset({PLACEMENT, TRANSLATED})
 

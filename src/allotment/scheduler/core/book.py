@@ -7,8 +7,21 @@ Events in, decisions out. No I/O; time is an argument.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from allotment.model.clusters import PodBooking, PodNeed
+from allotment.dialects.own.placement import RESIZE
+from allotment.dialects.own.protocol import in_modes, unresizable
+from allotment.dialects.own.registry import need_of
+from allotment.model.clusters import (
+    AcceptedResize,
+    ClusterPod,
+    PlacedContainer,
+    PodBooking,
+    PodNeed,
+    is_later,
+)
+from allotment.model.errors import UsageError
+from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
+from allotment.placement.booking import larger_of
 from allotment.placement.cluster.ranker import Ranking
 from allotment.placement.explain import Reason, Refusal, refuse
 from allotment.placement.judge import in_later_modes
@@ -19,6 +32,7 @@ from allotment.scheduler.core.reservations import (
     PodEntry,
     Reservations,
     ReservationState,
+    ResizeOrder,
 )
 
 
@@ -131,6 +145,136 @@ class Book(Reservations):
         """Count the pod's shape, once per pod: fragmentation policies weigh GPUs by it."""
         if need.containers:
             self.cluster.arrived(need)
+
+    # ---- resizes of bound pods -------------------------------------------------------------------
+
+    def watch_resize(self, pod: ClusterPod) -> None:
+        """Remember whether a pod's `allotment.dev/resize` is not in force yet."""
+        self.resizes.pop(pod.uid, None)
+        if pod.booking is None or pod.is_ending or not pod.booking.containers:
+            return
+        if (_wish_of(pod) or pod.booking.resize.generation) and not self._is_settled(pod):
+            self.resizes[pod.uid] = pod
+
+    def plan_resize(self, pod: ClusterPod) -> PodBooking | Refusal | None:
+        """Return the placement to write next, or why a pod cannot have what it wishes.
+
+        None: nothing is to be written, at least until its node has the last resize in force. A
+        pod keeps the larger amounts of before and after until then.
+        """
+        entry, node = self._entries.get(pod.uid), self.cluster.node(pod.node)
+        if entry is None or entry.booking is None or pod.booking is None or node is None:
+            return None
+        wish, accepted = _wish_of(pod), pod.booking.resize
+        try:
+            need = need_of(pod, self.settings.needs, resize=wish)
+        except UsageError as error:
+            return refuse(Reason.RESIZE, error.message, hint=error.hint or "")
+        target = self._resized(pod, need)
+        if isinstance(target, Refusal):
+            return target
+        if wish == accepted.wish:
+            is_in_force = node.resized.get(pod.uid) == accepted.generation
+            is_over = is_in_force and target != pod.booking.containers
+            return replace(pod.booking, containers=target) if is_over else None
+        both = larger_of(larger_of(pod.booking.containers, entry.booking.containers), target)
+        order = replace(
+            pod.booking,
+            containers=both,
+            resize=AcceptedResize(wish, accepted.generation + 1),
+        )
+        if both != entry.booking.containers:
+            refusal = self.cluster.nodes[pod.node].lacks_to_grow(order) or self._over(need, order)
+            if refusal is not None:
+                return refusal
+        return order
+
+    def is_growing(self, uid: PodUid) -> bool:
+        """Whether a placement with larger amounts was requested, and its outcome is unknown."""
+        entry = self._entries.get(uid)
+        return entry is not None and entry.growing is not None
+
+    def begin_resize(self, pod: ClusterPod, *, now: float) -> ResizeOrder | Refusal | None:
+        """Decide by a pod that was just read, and book what grows.
+
+        An order is followed by the same order as long as the pod has the same version: a request
+        without an answer may still be carried out.
+        """
+        entry = self._entries.get(pod.uid)
+        if entry is None or entry.state is not ReservationState.BOUND or not pod.node:
+            return None
+        if (begun := entry.growing) is not None:
+            if pod.version == begun.version:
+                return begun
+            if pod.booking is None or pod.booking.resize == begun.booking.resize:
+                return None  # carried out; the watch reports it
+            if not is_later(pod.version, begun.version):
+                return None
+            self._grow(entry, pod, None, now=now)
+            self.watch_resize(pod)
+        placed = self.plan_resize(pod)
+        if placed is None or isinstance(placed, Refusal):
+            return placed
+        order = ResizeOrder(placed, pod.version)
+        if pod.booking is not None and placed.resize != pod.booking.resize:
+            self._grow(entry, pod, order, now=now)
+        return order
+
+    def _grow(
+        self, entry: PodEntry, pod: ClusterPod, order: ResizeOrder | None, *, now: float
+    ) -> None:
+        """Book what an order adds to a pod; None: only what its placement has."""
+        assert pod.booking is not None, pod  # noqa: S101 - it is bound
+        entry.growing = order
+        self._bound(pod, pod.booking, now=now)
+        if self._quotas is not None and entry.booking is not None:
+            self._quotas.reserve(need_of(pod, self.settings.needs), entry.booking)
+
+    def _is_settled(self, pod: ClusterPod) -> bool:
+        """Whether a pod's placement is what it wishes, and no more."""
+        entry = self._entries.get(pod.uid)
+        if entry is None or entry.growing is not None or pod.booking is None:
+            return False
+        if pod.booking.resize.wish != _wish_of(pod) or self.cluster.node(pod.node) is None:
+            return False
+        try:
+            need = need_of(pod, self.settings.needs, resize=_wish_of(pod))
+        except UsageError:
+            return False
+        return self._resized(pod, need) == pod.booking.containers
+
+    def _resized(self, pod: ClusterPod, need: PodNeed) -> tuple[PlacedContainer, ...] | Refusal:
+        """Return a pod's containers with the amounts of a request, on the same devices."""
+        inventory = self.cluster.node(pod.node)
+        sizes = {each.uuid: each.memory_bytes for each in inventory.devices} if inventory else {}
+        before = need_of(pod, self.settings.needs)
+        own = {each.name: each.request for each in before.containers}
+        asked = {each.name: each.request for each in need.containers}
+        found = []
+        for container in pod.booking.containers if pod.booking else ():
+            request = asked.get(container.name)
+            if request is None:
+                return refuse(Reason.RESIZE, f"container {container.name!r} asks for no GPU")
+            request = in_modes(request, (container.mode,))
+            devices = []
+            for device in container.devices:
+                size = sizes.get(device.uuid)
+                if size is None:
+                    return refuse(Reason.RESIZE, f"{device.uuid} is not on node {pod.node}")
+                why = unresizable(own[container.name], request, container.mode, size)
+                if why:
+                    hint = "create the pod again with other amounts"
+                    text = f"container {container.name!r} has mode {container.mode}: {why}"
+                    return refuse(Reason.RESIZE, text, hint=hint)
+                if traits_of(container.mode).is_slice:
+                    devices.append(device)
+                    continue
+                guarantee = request.compute.guarantee
+                memory = request.memory.of(size)
+                devices.append(replace(device, memory=memory, guarantee=guarantee))
+            floor = request.floor if traits_of(container.mode).takes_turns else 0
+            found.append(replace(container, devices=tuple(devices), floor=floor))
+        return tuple(found)
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -281,6 +425,10 @@ class Book(Reservations):
         for uid in others:
             self._expect(self._entries[uid], node, now=self._entries[uid].since)
         return placed
+
+
+def _wish_of(pod: ClusterPod) -> str:
+    return pod.asks.annotations.get(RESIZE, "") if pod.asks is not None else ""
 
 
 def _without_cpu(need: PodNeed) -> PodNeed:

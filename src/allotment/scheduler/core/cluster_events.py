@@ -168,10 +168,11 @@ class ClusterEventHandler:
         if need is not None:
             if is_new:
                 self._book.arrived(need)
-            booking = pod.booking
-            if booking is None and self._book.state(pod.uid) in HELD:
-                booking = self._book.booking(pod.uid)
+            # The book's, as it may have more: a bind or a resize that is being written.
+            is_held = self._book.state(pod.uid) in HELD
+            booking = self._book.booking(pod.uid) if is_held else pod.booking
             self._quotas.add(need, booking=booking, dialect=pod.dialect)
+        self._book.watch_resize(pod)
         self._nominate(pod, need)
 
     def pod_gone(self, uid: PodUid) -> None:

@@ -10,7 +10,7 @@ until the bind's outcome is known. Events may repeat, come late or out of order.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 
@@ -18,6 +18,7 @@ from allotment.dialects.own.registry import NeedSettings, need_of
 from allotment.model.clusters import ClusterPod, NodeInventory, PodBooking, PodNeed, is_later
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.placement.booking import larger_of
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.quota import QuotaBook
 
@@ -66,6 +67,15 @@ class Reread:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResizeOrder:
+    """Write this placement of a bound pod; what grows is booked already."""
+
+    booking: PodBooking
+    version: str
+    """The pod's resource version when this was decided: only that version is changed."""
+
+
 @dataclass(slots=True)
 class PodEntry:
     """A pod's state and devices."""
@@ -89,6 +99,8 @@ class PodEntry:
     """Nodes of the last answer, with their ranks."""
     avoided: dict[str, float] = field(default_factory=dict)
     """Nodes where it was expected and not bound, with the time."""
+    growing: ResizeOrder | None = None
+    """Booked in addition, until the watch reports it or the pod has changed without it."""
 
 
 class PodNeeds:
@@ -153,6 +165,8 @@ class Reservations:
         self._open: dict[PodUid, None] = {}
         """All pods but the confirmed ones, which time does not change. May contain some that were
         confirmed since the last tick."""
+        self.resizes: dict[PodUid, ClusterPod] = {}
+        """Bound pods whose `allotment.dev/resize` is not in force yet."""
         self._term = 0
         self._steps = count(1)
 
@@ -225,6 +239,7 @@ class Reservations:
     def pod_gone(self, uid: PodUid) -> None:
         entry = self._entries.pop(uid, None)
         self._expected.pop(uid, None)
+        self.resizes.pop(uid, None)
         if uid in self._plain:
             self._plain.discard(uid)
             self.cluster.release(uid)
@@ -370,6 +385,12 @@ class Reservations:
             need = PodNeed(uid=pod.uid, namespace=pod.namespace, name=pod.name)
             entry = self._entries[pod.uid] = PodEntry(need)
         self._expected.pop(pod.uid, None)
+        order = entry.growing
+        if order is not None and booking.resize.generation < order.booking.resize.generation:
+            larger = larger_of(booking.containers, order.booking.containers)
+            booking = replace(booking, containers=larger)
+        else:
+            entry.growing = None
         if entry.booking != booking:
             self._plain.discard(pod.uid)
             self.cluster.book(booking)

@@ -34,6 +34,7 @@ from kubelet_twin import (
 )
 
 from allotment.agent.allocation import Patience, Tenants
+from allotment.agent.evictions import Evictions
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.errors import AllotError
 from allotment.model.pods import ContainerKind, PodUid
@@ -104,6 +105,7 @@ class Node(RuleBasedStateMachine):
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
+            evictions=Evictions(pods=self.pods, reports=self.reports),
             offer=lambda: OFFER,
             reports=self.reports,
             store=self.store,

@@ -16,7 +16,7 @@ from allotment.agent.allocation.orders import again, describe, order_for
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.model.compute import Compute
-from allotment.model.errors import AllotError, StateError, UsageError
+from allotment.model.errors import AllotError, MisplacedError, StateError, UsageError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.requests import Constraints
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
@@ -152,15 +152,33 @@ PLACED = '{"version": 1, "containers": {"main": {"devices": ["%s"]}}}'
 @pytest.mark.parametrize(
     ("limits", "ids", "annotations", "kind", "said"),
     [
-        ({"nvidia.com/b200": 1}, ("GPU-c",), {}, StateError, "no longer offers nvidia.com/b200"),
-        ({"nvidia.com/gpu": 1}, ("GPU-x",), {}, StateError, "GPU-x is no longer on this node"),
-        ({"nvidia.com/gpu": 1}, ("GPU-a",), {}, StateError, "the mode of GPU-a is now 'soft'"),
+        (
+            {"nvidia.com/b200": 1},
+            ("GPU-c",),
+            {},
+            MisplacedError,
+            "no longer offers nvidia.com/b200",
+        ),
+        ({"nvidia.com/gpu": 1}, ("GPU-x",), {}, MisplacedError, "GPU-x is no longer on this node"),
+        ({"nvidia.com/gpu": 1}, ("GPU-a",), {}, MisplacedError, "the mode of GPU-a is now 'soft'"),
         ({"nvidia.com/gpu": 2}, ("GPU-c",), {}, StateError, "requests 2 of nvidia.com/gpu, the"),
         ({"nvidia.com/gpu": 0}, ("GPU-c",), {}, StateError, "which does not request it"),
         ({"nvidia.com/gpu": 1}, ("GPU-c",), {"mode": "soft"}, UsageError, "it wants mode 'soft'"),
         ({GPU_SHARE: 1}, ("share::0",), {"mode": "mps"}, UsageError, "of this node is 'soft'"),
-        ({GPU_SHARE: 1}, ("share::0",), {"placement": PLACED % "GPU-x"}, UsageError, "not on this"),
-        ({GPU_SHARE: 1}, ("share::0",), {"placement": PLACED % "GPU-c"}, UsageError, "whose mode"),
+        (
+            {GPU_SHARE: 1},
+            ("share::0",),
+            {"placement": PLACED % "GPU-x"},
+            MisplacedError,
+            "not on this",
+        ),
+        (
+            {GPU_SHARE: 1},
+            ("share::0",),
+            {"placement": PLACED % "GPU-c"},
+            MisplacedError,
+            "whose mode",
+        ),
     ],
 )
 def test_refused_with_the_next_step(
@@ -244,7 +262,7 @@ def test_soft_gpus_that_are_given_in_replicas_are_no_place_for_parts() -> None:
     offer = replace(OFFER, resources=(*OFFER.resources, replicas), shared={"GPU-a": ("soft",)})
     assert order({GPU_SHARE: 1}, "share::0", offer=offer).candidates == ("GPU-a",)
     written = {"allotment.dev/placement": PLACED % "GPU-b"}
-    with pytest.raises(UsageError, match=r"GPU-b, which is offered in replicas"):
+    with pytest.raises(MisplacedError, match=r"GPU-b, which is offered in replicas"):
         order({GPU_SHARE: 1}, "share::0", offer=offer, annotations=written)
 
 

@@ -57,6 +57,34 @@ async def test_a_restart_needs_no_api_server_and_no_valid_annotations(node: Scen
 
 
 @story
+async def test_what_guards_a_share_not_is_told_with_it(node: Scene) -> None:
+    pod = PodTwin(PodUid("1"), [part()])
+    assert node.kubelet.admit(pod, node.tenants)
+    (uid, seen) = node.kubelet.news.pop()
+    assert seen is not None
+    containers = tuple(replace(each, is_privileged=True) for each in seen.containers)
+    node.pods.hear(uid, replace(seen, containers=containers, is_static=True, has_host_pids=True))
+    await node.start(pod)
+    told = [text for _, reason, text in node.reports.events if reason == "ShareUnguarded"]
+    words = ("is privileged", "has hostPID", "is static")
+    assert [word in text for word, text in zip(words, told, strict=True)] == [True] * 3
+    other = node.admit("2", part())
+    await node.start(other)
+    assert node.reports.reasons("pod-2") == ["ShareReady"]
+
+
+@story
+async def test_a_removed_checkpoint_is_written_again(node: Scene) -> None:
+    pod = node.admit("1", part())
+    node.kubelet.is_checkpoint_removed = True
+    assert await node.start(pod) == ""
+    # And before the kubelet restarts, which would have forgotten the containers.
+    node.kubelet.is_checkpoint_removed = True
+    await node.tenants.look()
+    assert not node.kubelet.is_checkpoint_removed
+
+
+@story
 async def test_a_pod_is_waited_for_and_not_for_ever(node: Scene) -> None:
     pod = PodTwin(PodUid("1"), [part()])
     node.kubelet.admit(pod, node.tenants)

@@ -20,6 +20,7 @@ from kubelet_twin import (
 )
 
 from allotment.agent.allocation import Patience, Tenants
+from allotment.agent.evictions import Evictions
 from allotment.agent.resources import GPU_COMPUTE, GPU_SHARE, Offer, Resource, Slot
 from allotment.devices.packing import read_machine
 from allotment.devices.simulated import machine_path
@@ -65,6 +66,7 @@ class Node:
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
+            evictions=Evictions(pods=self.pods, reports=self.reports),
             offer=lambda: self.offer,
             reports=self.reports,
             store=PodShares(

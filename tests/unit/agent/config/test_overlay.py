@@ -274,7 +274,8 @@ def test_our_section() -> None:
         allotment:
           sharesPerDevice: 4
           devices: [{match: {index: [0]}, mode: soft}, {mode: timeslice, timeSlice: long}]
-          health: {xid: {79: reset-gpu, 13: ignore}, autoRecover: false}
+          health:
+            {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
         """,
         source="f",
     ).allotment
@@ -282,6 +283,7 @@ def test_our_section() -> None:
     assert config.shares_per_device == 4
     assert config.health.xid_actions == ((13, "ignore"), (79, "reset-gpu"))
     assert not config.health.auto_recover
+    assert (config.health.evict, config.health.evict_after_s) == ("never", 300)
 
 
 @given(

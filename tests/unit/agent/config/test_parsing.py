@@ -203,6 +203,15 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "are not possible",
             "63",
         ),
+        (
+            "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}\n"
+            + RULE % "{mode: timeslice}",
+            "$.allotment.devices[0].mode",
+            "no effect beside sharing.mps",
+            "mode: mps",
+        ),
+        ("allotment: {health: {evict: lots}}", "health.evict", "none of lost, never", ""),
+        ("allotment: {health: {evictAfter: 25h}}", "health.evictAfter", "24h at most", ""),
         ("allotment: {health: {xid: {x: ignore}}}", "$.allotment.health.xid", "no XID", "79"),
         ("allotment: {health: {xid: {79: x}}}", "health.xid.79", "there is no action 'x'", ""),
     ],

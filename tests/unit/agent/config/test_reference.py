@@ -64,7 +64,8 @@ def test_every_key_of_the_file_is_there_and_no_other() -> None:
 
 
 def test_choices_are_there() -> None:
-    for place in ("$.allotment.devices[].mode", "$.allotment.devices[].timeSlice"):
+    devices, health = "$.allotment.devices[]", "$.allotment.health"
+    for place in (f"{devices}.mode", f"{devices}.timeSlice", f"{health}.evict"):
         (row,) = (row for row in ROWS if row[0] == f"`{place[2:]}`")
         assert choices_at(place)
         assert set(choices_at(place)) <= set(words(" ".join(row)))
@@ -76,6 +77,8 @@ def test_defaults_of_ours_are_there() -> None:
     assert told["allotment.sharesPerDevice"] == f"`{default.shares_per_device}`"
     assert told["allotment.honourResources"] == f"`{default.honour_resources}`".lower()
     assert told["allotment.health.autoRecover"] == f"`{default.health.auto_recover}`".lower()
+    assert told["allotment.health.evict"] == f"`{default.health.evict}`"
+    assert told["allotment.health.evictAfter"] == f"`{default.health.evict_after_s:g}s`"
 
 
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", REFERENCE, re.MULTILINE | re.DOTALL)

@@ -204,6 +204,25 @@ def test_lost_and_found_is_tested_before_it_is_used(gpu: Gpu) -> None:
     assert kinds == [TakeOut, Note, PutBack]
 
 
+@pytest.mark.parametrize(
+    ("sight", "is_lost"),
+    [
+        (LOST, True),
+        (Gone(), True),
+        # Programs go on with the driver that they have.
+        (ReadFailure(message="version mismatch", is_driver=True), False),
+        (ReadFailure(message="reset required", needs_reset=True), False),
+        (Silent(60.0), False),
+    ],
+    ids=str,
+)
+def test_lost_is_what_no_program_can_use(gpu: Gpu, sight: Event, *, is_lost: bool) -> None:
+    gpu.meets(XidSeen(79, Action.RESTART_NODE), sight)
+    assert gpu.record.is_lost == is_lost
+    gpu.after(60).meets(alive(FINE))
+    assert not gpu.record.is_lost
+
+
 def test_to_have_been_away_is_to_have_been_reset(gpu: Gpu) -> None:
     gpu.meets(XidSeen(79, Action.RESTART_NODE), LOST).after(60).meets(alive(FINE))
     assert gpu.state() is HealthState.RECOVERING

@@ -150,6 +150,18 @@ def play(script: Coroutine[object, object, None]) -> None:
     asyncio.run(script)
 
 
+def test_which_gpus_lose_their_pods_is_a_policy() -> None:
+    async def script() -> None:
+        async with scene() as on:
+            on.gpus.sees(answered(), answered(OTHER), xid(95))
+            on.gpus.sees(ReadFailure(message="GPU is lost", is_lost=True), uuid=OTHER)
+            assert on.health.to_evict("never") == {}
+            assert list(on.health.to_evict("lost")) == [OTHER]
+            assert sorted(on.health.to_evict("unhealthy")) == [ONE, OTHER]
+
+    play(script())
+
+
 def test_an_error_that_needs_a_reset_takes_out_that_gpu_and_all_owners_are_told() -> None:
     async def script() -> None:
         async with scene(owners={ONE: [owner("a"), owner("b")], OTHER: [owner("c")]}) as on:

@@ -6,28 +6,35 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 
+from allotment.agent.config.schema import Config
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
-from allotment.agent.plugin.registration import DevicePlugins
-from allotment.agent.plugin.serving import Duties
-from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer
+from allotment.agent.plugin.allocate_response import describe
+from allotment.agent.plugin.front import AGENT_LOCK, Front
+from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
+from allotment.agent.plugin.serving import LAST, OfferedResource
 from allotment.agent.resources import Resource, Slot
 from allotment.model.errors import AllotError
 from allotment.model.pods import Owner, Pod
+
+# As the kubelet: a connection to whatever listens at the path by now.
+_DIALED_ANEW = (*services.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 
 @dataclass
@@ -35,7 +42,7 @@ class Endpoint:
     """One plugin, as the kubelet sees it."""
 
     channel: grpc.aio.Channel
-    options: messages.DevicePluginOptions
+    options: messages.DevicePluginOptions | None = None
     devices: dict[str, str] = field(default_factory=dict)
     """Health by id."""
     numa: dict[str, list[int]] = field(default_factory=dict)
@@ -53,7 +60,12 @@ class KubeletTwin:
         self.folder = folder
         self.versions = versions
         self.endpoints: dict[str, Endpoint] = {}
+        self.clients: dict[str, Endpoint] = {}
+        """The plugin that ends when a stream of the resource ends, whichever stream that is."""
         self.registrations: list[str] = []
+        self.ends: list[str] = []
+        """Resources whose devices became unhealthy by the end of a stream."""
+        self._tasks: list[asyncio.Task[None]] = []
         self.refusals: list[float] = []
         """When it refused a registration."""
         self.entries: list[dict[str, Any]] = []
@@ -80,9 +92,14 @@ class KubeletTwin:
 
     async def stop(self) -> None:
         """Ends as a killed kubelet does: its socket stays."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for name in list(self.endpoints):
             await self.hang_up(name)
         self.endpoints.clear()
+        self.clients.clear()
+        self._tasks.clear()
         if self._server is not None:
             await self._server.stop(None)
 
@@ -115,18 +132,26 @@ class KubeletTwin:
                 grpc.StatusCode.UNKNOWN, f'the ResourceName "{request.resource_name}" is invalid'
             )
         channel = grpc.aio.insecure_channel(
-            f"unix:{self.folder / request.endpoint}", options=services.CHANNEL_OPTIONS
+            f"unix:{self.folder / request.endpoint}", options=_DIALED_ANEW
         )
-        options = await services.OPTIONS.on_aio(channel)(messages.Empty(), timeout=30)
-        assert options == request.options
-        endpoint = Endpoint(channel, options)
-        self.endpoints[request.resource_name] = endpoint
-        self.registrations.append(request.resource_name)
-        endpoint.task = asyncio.create_task(self._watch(endpoint))
+        name = request.resource_name
+        endpoint = Endpoint(channel)
+        self.clients[name] = endpoint
+        try:
+            endpoint.options = await services.OPTIONS.on_aio(channel)(messages.Empty(), timeout=30)
+        except grpc.aio.AioRpcError as error:
+            del self.clients[name]
+            await context.abort(
+                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {error.details()}"
+            )
+        assert endpoint.options == request.options
+        self.endpoints[name] = endpoint
+        self.registrations.append(name)
+        endpoint.task = asyncio.create_task(self._watch(name, endpoint))
+        self._tasks.append(endpoint.task)
         return messages.Empty()
 
-    @staticmethod
-    async def _watch(endpoint: Endpoint) -> None:
+    async def _watch(self, name: str, endpoint: Endpoint) -> None:
         listing = services.LIST_AND_WATCH
         stream = endpoint.channel.unary_stream(
             listing.path,
@@ -135,14 +160,22 @@ class KubeletTwin:
         )(messages.Empty())
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for reply in stream:
-                endpoint.devices = {each.ID: each.health for each in reply.devices}
-                endpoint.numa = {
+                # Each stream writes what the kubelet has of the resource.
+                current = self.endpoints[name]
+                current.devices = {each.ID: each.health for each in reply.devices}
+                current.numa = {
                     each.ID: [node.ID for node in each.topology.nodes] for each in reply.devices
                 }
                 endpoint.lists += 1
             endpoint.has_ended_well = True
         endpoint.is_connected = False
-        endpoint.devices = dict.fromkeys(endpoint.devices, "Unhealthy")
+        client = self.clients.pop(name, None)
+        if client is not None:
+            client.is_connected = False
+            current = self.endpoints[name]
+            current.devices = dict.fromkeys(current.devices, "Unhealthy")
+            self.ends.append(name)
+            await client.channel.close()
 
     def healthy(self, resource: str) -> list[str]:
         endpoint = self.endpoints.get(resource)
@@ -164,7 +197,7 @@ class KubeletTwin:
         )
         channel = self.endpoints[resource].channel
         reply = await services.PREFERRED.on_aio(channel)(request, timeout=30)
-        return list(reply.container_responses[0].deviceIDs)
+        return [each for some in reply.container_responses for each in some.deviceIDs]
 
     async def allocate(
         self, resource: str, ids: Sequence[str], *, pod: str, container: str
@@ -200,31 +233,30 @@ class KubeletTwin:
 
 @dataclass
 class TenancyTwin:
-    """Answers at once, prepares what it is asked to, and fails when it is told to."""
+    """Describes resources, prepares what it is asked to, and fails when it is told to."""
 
-    answered: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     prepared: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     error: AllotError | None = None
-    more: AllocateAnswer = field(default_factory=AllocateAnswer)
+    more: messages.ContainerAllocateResponse = field(
+        default_factory=messages.ContainerAllocateResponse
+    )
     """What its answers have besides."""
     together: asyncio.Barrier | None = None
     """Where those who prepare wait for each other."""
+    waits: int = 0
+    refused: int = 0
 
-    def answer(self, resource: Resource, ids: Sequence[str]) -> AllocateAnswer:
-        if self.error is not None:
-            raise self.error
-        self.answered.append((resource.name, tuple(ids)))
-        share = f"{len(self.answered):012x}"
-        return replace(
-            self.more,
-            annotations={SHARE_ANNOTATION: share},
-            cdi_devices=(f"allotment.dev/share={share}",),
-        )
+    def offered(self, resource: Resource) -> OfferedResource:
+        described = describe(resource, config=Config(), devices={})
+        parts = {**described.parts, LAST: self.more.SerializeToString()}
+        return msgspec.structs.replace(described, parts=parts)
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
         if self.together is not None:
+            self.waits += 1
             await self.together.wait()
         if self.error is not None:
+            self.refused += 1
             raise self.error
         self.prepared.append((resource, ids))
 
@@ -260,6 +292,7 @@ class World:
     """All of it, for one test."""
 
     kubelet: KubeletTwin
+    state: Path
     tenancy: TenancyTwin
     reports: ReportsTwin
     duties: Duties
@@ -279,23 +312,46 @@ class World:
         slots = tuple(Slot(f"share::{n}", None) for n in range(count))
         return Resource(name="allotment.dev/gpu", mode="soft", slots=slots)
 
+    @staticmethod
     @asynccontextmanager
-    async def serving(self, *resources: Resource) -> AsyncIterator[DevicePlugins]:
-        """An agent's device plugins beside this kubelet, until the block ends."""
-        plugins = DevicePlugins(
-            kubelet=self.kubelet.socket,
-            duties=self.duties,
-            checkpoint=self.checkpoint,
-            clock=lambda: self.haste * time.monotonic(),
-        )
-        plugins.offer(resources)
-        task = asyncio.create_task(plugins.run())
+    async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+        """Work beside the block, cancelled at its end."""
+        task = asyncio.create_task(work)
         try:
-            yield plugins
+            yield task
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def front(self, **options: Any) -> Front:  # noqa: ANN401 - Front's own
+        """A front beside this kubelet, to be run."""
+        clock = options.pop("clock", lambda: self.haste * time.monotonic())
+        return Front(kubelet=self.kubelet.socket, state=self.state, clock=clock, **options)
+
+    @asynccontextmanager
+    async def agent(self, *resources: Resource) -> AsyncIterator[FrontKeeping]:
+        """An agent behind the front, until the block ends; it ends as a killed one does."""
+        keeping = FrontKeeping(
+            kubelet=self.kubelet.socket,
+            state=self.state,
+            duties=self.duties,
+            checkpoint=self.checkpoint,
+            clock=lambda: self.haste * time.monotonic(),
+        )
+        keeping.offer(resources)
+        with (self.state / AGENT_LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            async with self.running(keeping.run()):
+                yield keeping
+
+    @asynccontextmanager
+    async def serving(self, *resources: Resource) -> AsyncIterator[FrontKeeping]:
+        """A front and an agent beside this kubelet, until the block ends."""
+        try:
+            async with self.running(self.front().run()), self.agent(*resources) as keeping:
+                yield keeping
+        finally:
             await self.kubelet.stop()
 
     @staticmethod
@@ -318,8 +374,10 @@ def world(short_folder: Path) -> World:
     tenancy, reports = TenancyTwin(), ReportsTwin()
     folder = short_folder / "plugins"
     folder.mkdir()
+    state = short_folder / "state"
+    state.mkdir()
     duties = Duties(
-        allocate=tenancy.answer,
+        offered=tenancy.offered,
         pre_start=tenancy.prepare,
         reports=reports,
         links=dict,
@@ -327,6 +385,7 @@ def world(short_folder: Path) -> World:
     )
     return World(
         kubelet=KubeletTwin(folder),
+        state=state,
         tenancy=tenancy,
         reports=reports,
         duties=duties,

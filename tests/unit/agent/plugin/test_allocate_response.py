@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,12 +14,14 @@ from kubelet_twin import ReportsTwin
 
 from allotment.agent.config.schema import Config, DeviceListStrategy, PluginConfig
 from allotment.agent.configuring import CdiUse
+from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.node_state import NodeState
-from allotment.agent.plugin.allocate_response import AllocateAnswers, DriverNodes, answer
+from allotment.agent.plugin.allocate_response import AllocateAnswers, DriverNodes, describe
+from allotment.agent.plugin.serving import FIRST, SHARE_PLACE
 from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer, DeviceNode
-from allotment.agent.resources import Resource, Slot
-from allotment.model.errors import UsageError
-from allotment.model.shares import ShareId
+from allotment.agent.resources import Offer, Resource, Slot
+from allotment.model.devices import Device
+from allotment.model.errors import StateError, UsageError
 from allotment.shares.cdi import HostMount
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import PodShares
@@ -27,10 +29,9 @@ from allotment.shares.pods import PodShares
 if TYPE_CHECKING:
     from allotment.kube.nodes import OwnNode
 
-SHARE = ShareId("0123456789ab")
-MARK = {SHARE_ANNOTATION: "0123456789ab"}
-OWN = AllocateAnswer(annotations=MARK, cdi_devices=("allotment.dev/share=0123456789ab",))
-MOUNTS = (HostMount("/run/allotment/shares/0123456789ab/policy", "/run/allotment/share/policy"),)
+MARK = {SHARE_ANNOTATION: SHARE_PLACE}
+OWN = AllocateAnswer(annotations=MARK, cdi_devices=(f"allotment.dev/share={SHARE_PLACE}",))
+MOUNTS = (HostMount(f"/run/allotment/shares/{SHARE_PLACE}/policy", "/run/allotment/share/policy"),)
 NODES = (DeviceNode("/dev/nvidia0", "/dev/nvidia0"),)
 BY_MOUNTS = AllocateAnswer(mounts=MOUNTS, devices=NODES)
 
@@ -60,19 +61,41 @@ def ask(
     resource: Resource,
     *ids: str,
     config: Config,
-    has_cdi: bool = True,
+    by_mounts: AllocateAnswer | None = None,
+    devices: Mapping[str, Device] = DEVICES,
     driver: DriverNodes | None = None,
     extras: Collection[str] = (),
 ) -> AllocateAnswer:
-    return answer(
+    """What the front answers, with the place of the share's id in place of the id."""
+    offered = describe(
         resource,
-        ids,
-        share=SHARE,
         config=config,
-        devices=DEVICES,
-        by_mounts=None if has_cdi else BY_MOUNTS,
+        devices=devices,
+        by_mounts=None if by_mounts is None else {FIRST: by_mounts},
         driver=driver,
         extras=extras,
+    )
+    return read(offered.answer(ids))
+
+
+def read(response: messages.ContainerAllocateResponse) -> AllocateAnswer:
+    share = response.annotations[SHARE_ANNOTATION]
+    assert len(share) == 12
+    assert share != SHARE_PLACE
+    place = response.SerializeToString().replace(share.encode(), SHARE_PLACE.encode())
+    response = messages.ContainerAllocateResponse.FromString(place)
+    return AllocateAnswer(
+        envs=dict(response.envs),
+        mounts=tuple(
+            HostMount(each.host_path, each.container_path, is_read_only=each.read_only)
+            for each in response.mounts
+        ),
+        devices=tuple(
+            DeviceNode(each.host_path, each.container_path, each.permissions)
+            for each in response.devices
+        ),
+        annotations=dict(response.annotations),
+        cdi_devices=tuple(each.name for each in response.cdi_devices),
     )
 
 
@@ -82,18 +105,50 @@ def test_where_nobody_named_a_strategy_it_is_the_shares_own_device() -> None:
 
 
 def test_every_answer_has_a_name_of_its_own(tmp_path: Path) -> None:
-    answering = AllocateAnswers(
-        CdiUse.ON,
-        cdi_folder=tmp_path,
-        node=cast("OwnNode", None),
-        state=NodeState(devices=DEVICES),
-        shares=PodShares(StateFolder(tmp_path)),
-        reports=ReportsTwin(),
-    )
-    answers = [answering.allocate(SOFT, ["share::0"]) for _ in range(100)]
-    names = {each.annotations[SHARE_ANNOTATION] for each in answers}
+    offered = answering(tmp_path, CdiUse.ON).offered(SOFT)
+    names = {offered.answer(["share::0"]).annotations[SHARE_ANNOTATION] for _ in range(100)}
     assert len(names) == 100
     assert all(len(each) == 12 for each in names)
+
+
+def answering(folder: Path, cdi: CdiUse, *, simulated: bool = True) -> AllocateAnswers:
+    return AllocateAnswers(
+        cdi,
+        cdi_folder=folder,
+        node=cast("OwnNode", None),
+        state=NodeState(devices=DEVICES, offer=Offer(shared=dict.fromkeys(DEVICES, ("soft",)))),
+        shares=PodShares(StateFolder(folder), machine=folder / "machine" if simulated else None),
+        reports=ReportsTwin(),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_without_cdi_a_container_of_any_devices_gets_the_files_of_as_many(
+    tmp_path: Path, count: int
+) -> None:
+    two = replace(SOFT, slots=tuple(Slot(f"share::{n}", None) for n in range(3)))
+    offered = answering(tmp_path, CdiUse.OFF).offered(two)
+    got = read(offered.answer([f"share::{n}" for n in range(count)]))
+    leases = [each for each in got.mounts if "leases" in each.container_path]
+    assert len(leases) == count
+    assert all(SHARE_PLACE in each.host_path for each in leases)
+
+
+def test_without_cdi_replicas_by_mps_get_their_part_of_the_daemon(tmp_path: Path) -> None:
+    by_mps = replace(SHARED, mode="mps")
+    offered = answering(tmp_path, CdiUse.OFF).offered(by_mps)
+    one = read(offered.answer(["GPU-1::0"]))
+    both = read(offered.answer(["GPU-1::0", "GPU-1::1"]))
+    assert one.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert both.envs.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") in {None, "100"}
+    assert "/GPU-1/" in one.envs["CUDA_MPS_PIPE_DIRECTORY"]
+
+
+def test_what_is_missing_is_told_to_each_container_and_hides_no_device(tmp_path: Path) -> None:
+    offered = answering(tmp_path, CdiUse.OFF, simulated=False).offered(WHOLE)
+    assert len(offered.listed(is_withdrawn=False).devices) == 2
+    with pytest.raises(StateError, match="/dev/nvidia0 does not exist"):
+        offered.answer(["GPU-0"])
 
 
 def test_soft_shares_come_by_their_own_device_whatever_was_named() -> None:
@@ -102,29 +157,14 @@ def test_soft_shares_come_by_their_own_device_whatever_was_named() -> None:
 
 def test_without_cdi_soft_shares_come_by_files() -> None:
     expected = AllocateAnswer(annotations=MARK, mounts=MOUNTS, devices=NODES)
-    assert ask(SOFT, "share::0", config=config("cdi-cri"), has_cdi=False) == expected
-
-
-def test_without_cdi_replicas_by_mps_are_told_of_their_daemon() -> None:
-    by_mps = replace(SHARED, mode="mps")
-    envs = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe"}
-    got = answer(
-        by_mps,
-        [by_mps.slots[0].id],
-        share=SHARE,
-        config=config(),
-        devices=DEVICES,
-        by_mounts=replace(BY_MOUNTS, envs=envs),
-    )
-    assert got == AllocateAnswer(envs=envs, annotations=MARK, mounts=MOUNTS, devices=NODES)
-    assert ask(by_mps, by_mps.slots[0].id, config=config("envvar")) == OWN
+    assert ask(SOFT, "share::0", config=config("cdi-cri"), by_mounts=BY_MOUNTS) == expected
 
 
 def test_without_cdi_whole_gpus_come_by_the_environment_too() -> None:
     expected = AllocateAnswer(
         envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, annotations=MARK, mounts=MOUNTS, devices=NODES
     )
-    assert ask(WHOLE, "GPU-1", config=config(), has_cdi=False) == expected
+    assert ask(WHOLE, "GPU-1", config=config(), by_mounts=BY_MOUNTS) == expected
 
 
 def test_envvar() -> None:
@@ -166,7 +206,9 @@ def test_cdi_annotations() -> None:
     vendor = "k8s.device-plugin.nvidia.com"
     assert got.annotations == {
         **MARK,
-        f"custom.cdi.k8s.io/nvidia-device-plugin_{SHARE}": f"{vendor}/gpu=GPU-0,{vendor}/gpu=GPU-1",
+        f"custom.cdi.k8s.io/nvidia-device-plugin_{SHARE_PLACE}": ",".join(
+            f"{vendor}/gpu=GPU-{n}" for n in range(2)
+        ),
     }
     assert got == AllocateAnswer(annotations=got.annotations)
 
@@ -272,14 +314,7 @@ def test_mig_devices_are_answered_as_nvidias_plugin_does() -> None:
     )
 
     def asked(config: Config, *ids: str) -> AllocateAnswer:
-        return answer(
-            small,
-            ids,
-            share=SHARE,
-            config=config,
-            devices=slices,
-            driver=driver,
-        )
+        return ask(small, *ids, config=config, devices=slices, driver=driver)
 
     by_name = asked(config("envvar"), "MIG-01")
     assert by_name.envs == {"NVIDIA_VISIBLE_DEVICES": "MIG-01"}

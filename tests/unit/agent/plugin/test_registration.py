@@ -14,11 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from allotment.agent.plugin.front import OFFER
 from allotment.agent.plugin.serving import socket_name
-from allotment.agent.protocols import AllocateAnswer, DeviceNode
+from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.agent.resources import Slot
-from allotment.model.errors import DoesNotFitError, UsageError
-from allotment.shares.cdi import HostMount
+from allotment.model.errors import DoesNotFitError
 
 if TYPE_CHECKING:
     from tests.unit.agent.plugin.conftest import World
@@ -30,10 +30,15 @@ SHARE = "allotment.dev/gpu"
 @pytest.fixture
 def late_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet may take its time to list what it registered: nobody registers a second time."""
-    monkeypatch.setattr("allotment.agent.plugin.registration._LISTEN_S", 3600.0)
+    monkeypatch.setattr("allotment.agent.plugin.front._LISTEN_S", 3600.0)
 
 
 def test_resources_are_offered_and_answered(world: World) -> None:
+    more = world.tenancy.more
+    more.envs["A"] = "b"
+    more.mounts.add(host_path="/host", container_path="/inside", read_only=True)
+    more.devices.add(host_path="/dev/host", container_path="/dev/inside", permissions="rw")
+
     async def story() -> None:
         await world.kubelet.start()
         async with world.serving(world.gpus(2), world.opaque(3)) as plugins:
@@ -42,21 +47,21 @@ def test_resources_are_offered_and_answered(world: World) -> None:
             await world.until(lambda: kubelet.healthy(GPU) == ["GPU-0", "GPU-1"])
             await world.until(lambda: len(kubelet.healthy(SHARE)) == 3)
             assert kubelet.endpoints[GPU].numa == {"GPU-0": [0], "GPU-1": [1]}
-            assert kubelet.endpoints[GPU].options.pre_start_required
-            assert kubelet.endpoints[GPU].options.get_preferred_allocation_available
-            assert not kubelet.endpoints[SHARE].options.get_preferred_allocation_available
-            world.tenancy.more = AllocateAnswer(
-                envs={"A": "b"},
-                mounts=(HostMount("/host", "/inside"), HostMount("/h", "/i", is_read_only=False)),
-                devices=(DeviceNode("/dev/host", "/dev/inside"),),
-            )
+            with_preferences, without = (kubelet.endpoints[name].options for name in (GPU, SHARE))
+            assert with_preferences is not None
+            assert without is not None
+            assert with_preferences.pre_start_required
+            assert with_preferences.get_preferred_allocation_available
+            assert not without.get_preferred_allocation_available
             answer = await kubelet.allocate(SHARE, ["share::1"], pod="u-1", container="main")
-            assert answer.cdi_devices[0].name == "allotment.dev/share=000000000001"
+            share = answer.annotations[SHARE_ANNOTATION]
+            assert len(share) == 12
+            assert [each.name for each in answer.cdi_devices] == [f"allotment.dev/share={share}"]
             assert dict(answer.envs) == {"A": "b"}
             mounts = [
                 (each.host_path, each.container_path, each.read_only) for each in answer.mounts
             ]
-            assert mounts == [("/host", "/inside", True), ("/h", "/i", False)]
+            assert mounts == [("/host", "/inside", True)]
             (node,) = answer.devices
             found = (node.host_path, node.container_path, node.permissions)
             assert found == ("/dev/host", "/dev/inside", "rw")
@@ -64,10 +69,11 @@ def test_resources_are_offered_and_answered(world: World) -> None:
             assert world.tenancy.prepared == [(SHARE, frozenset({"share::1"}))]
             assert await kubelet.preferred(GPU, ["GPU-1", "GPU-0"], 1) == ["GPU-0"]
             (entry,) = world.checkpoint.entries()
-            assert (entry.pod, entry.container, entry.share) == ("u-1", "main", "000000000001")
+            assert (entry.pod, entry.container, entry.share) == ("u-1", "main", share)
         names = {name for name, _ in world.reports.observed}
-        assert names == {"allocate_seconds", "prepare_seconds", "preferred_seconds"}
-        assert not list(world.kubelet.folder.glob("*allotment-*"))
+        assert names == {"prepare_seconds", "preferred_seconds"}
+        left = {each.name for each in world.kubelet.folder.glob("*allotment-*")}
+        assert left == {OFFER}
 
     asyncio.run(story())
 
@@ -90,6 +96,18 @@ def test_a_change_is_told_at_once_and_once(world: World) -> None:
             await asyncio.sleep(0.3)
             assert kubelet.endpoints[GPU].lists == 2
             assert kubelet.registrations == [GPU]
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("late_kubelet")
+def test_the_list_is_sent_again_for_the_checkpoint(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2)) as plugins:
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+            plugins.relist()
+            await world.until(lambda: world.kubelet.endpoints[GPU].lists == 2)
 
     asyncio.run(story())
 
@@ -194,7 +212,7 @@ def test_a_new_kubelet_is_registered_with_though_it_left_the_sockets_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # At once, and not when it is noticed that nobody listens.
-    monkeypatch.setattr("allotment.agent.plugin.registration._LISTEN_S", 3600.0)
+    monkeypatch.setattr("allotment.agent.plugin.front._LISTEN_S", 3600.0)
 
     async def story() -> None:
         await world.kubelet.start()
@@ -301,16 +319,15 @@ def test_a_refusal_says_what_is_wrong_and_what_to_do(world: World) -> None:
     asyncio.run(story())
 
 
-def test_a_refused_allocation_is_counted(world: World) -> None:
+def test_a_refused_allocation_says_why(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
         async with world.serving(world.opaque(1)):
             await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 1)
-            world.tenancy.error = UsageError("invalid request: unknown device: x")
             with pytest.raises(grpc.aio.AioRpcError, match="unknown device: x") as raised:
                 await world.kubelet.allocate(SHARE, ["x"], pod="u", container="c")
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert ("refusals", {"reason": "UsageError"}) in world.reports.counted
+        assert "delete the pod" in (raised.value.details() or "")
 
     asyncio.run(story())
 
@@ -369,8 +386,8 @@ def test_resources_have_sockets_of_their_own() -> None:
 def test_a_kubelet_that_is_not_there_is_waited_for_and_told_of(world: World) -> None:
     async def story() -> None:
         async with world.serving(world.gpus(2)) as plugins:
-            await world.until(lambda: plugins.problem is not None)
-            assert str(world.kubelet.folder / "kubelet.sock") in (plugins.problem or "")
+            socket = str(world.kubelet.folder / "kubelet.sock")
+            await world.until(lambda: socket in (plugins.problem or ""))
             await world.kubelet.start()
             await world.until(lambda: plugins.problem is None)
             await world.until(lambda: all(plugins.registered.values()))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
+from allotment.dialects.own.annotations import changed_wish
 from allotment.dialects.own.registry import asks_of, wanted
 from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
@@ -211,3 +212,88 @@ def test_a_placement_says_how_much_a_part_is() -> None:
 
 def test_who_places_does_not_look_at_an_earlier_placement() -> None:
     assert requests(pod(placement="copied from elsewhere")) == requests(pod())
+
+
+def resized(subject: Pod, text: str) -> dict[str, Request]:
+    return {each.name: each.request for each in wanted(subject, resize=text)}
+
+
+def test_a_resize_replaces_what_it_names() -> None:
+    subject = pod(container("train", gpu=2, memory=8 * GI, compute=60), **{"class": "latency"})
+    before = requests(subject)["train"]
+    after = resized(subject, "memory: 6Gi, compute:40:80,weight:200")["train"]
+    assert (after.memory.size_bytes, after.count) == (6 * GI, 2)
+    asked = after.compute
+    assert (asked.guarantee, asked.ceiling, asked.weight) == (4000, 8000, 200)
+    assert asked.kind == before.compute.kind
+    ceiling = resized(subject, "compute::90")["train"].compute
+    assert (ceiling.guarantee, ceiling.ceiling) == (3000, 9000)
+    part = resized(subject, "memory:25%,class:besteffort")["train"]
+    assert part.memory.of(80 * GI) == 20 * GI
+
+
+def test_without_a_placement_a_resize_cannot_exceed_the_request() -> None:
+    one = container("train", gpu=1, memory=2 * GI, compute=30)
+
+    def got(text: str) -> Request | None:
+        (ask,) = asks_of(pod(one, node="n1", resize=text), nvidia=())
+        return ask.request
+
+    smaller = got("memory:1Gi,compute:20:30")
+    assert smaller is not None
+    assert smaller.memory.size_bytes == GI
+    assert got("memory:2Gi") == got("compute:30:30")
+    with pytest.raises(UsageError, match=r"memory \(need 70Gi, have 2Gi\)"):
+        got("memory:70Gi")
+    with pytest.raises(UsageError, match=r"memory \(need 90%, have 2Gi\)"):
+        got("memory:90%")
+    with pytest.raises(
+        UsageError, match=r"guarantee \(need 40 percent, have 30\); ceiling \(need 80"
+    ):
+        got("compute:40:80")
+
+
+def test_a_resize_is_for_all_containers_or_by_name() -> None:
+    subject = pod(container("train", gpu=1, memory=GI), container("side", gpu=1, memory=GI))
+    sizes = {name: each.memory.size_bytes for name, each in resized(subject, "memory:2Gi").items()}
+    assert sizes == {"train": 2 * GI, "side": 2 * GI}
+    by_name = resized(subject, "train=memory:2Gi,compute:10; side=compute:20")
+    assert [each.memory.size_bytes for each in by_name.values()] == [2 * GI, GI]
+    assert [each.compute.guarantee for each in by_name.values()] == [1000, 2000]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("6Gi", "is '6Gi'"),
+        ("memory:6Gi,memory:7Gi", "it has memory twice"),
+        ("memory:", "'' is not an amount"),
+        ("compute::20", "a ceiling below the guarantee of 30 percent"),
+        ("class:best", "is 'best'"),
+        ("other=memory:6Gi", "names container 'other', which is not in the pod"),
+    ],
+)
+def test_a_resize_that_says_nothing_valid(text: str, why: str) -> None:
+    subject = pod(container("train", gpu=1, memory=GI, compute=30))
+    with pytest.raises(UsageError) as caught:
+        resized(subject, text)
+    assert why in caught.value.message
+    assert requests(replace(subject, annotations={"allotment.dev/resize": text}))  # until then
+
+
+def test_words_of_a_wish_are_changed_one_by_one() -> None:
+    words = {"memory": "6Gi"}
+    assert changed_wish("", container=None, words=words) == "memory:6Gi"
+    before = "compute:30:80,memory:4Gi"
+    assert changed_wish(before, container=None, words=words) == "memory:6Gi,compute:30:80"
+    one = changed_wish("", container="train", words=words)
+    assert one == "train=memory:6Gi"
+    both = changed_wish(one, container="side", words={"compute": "0:10"})
+    assert both == "train=memory:6Gi;side=compute:0:10"
+    assert changed_wish(both, container="side", words=words).endswith(
+        "side=memory:6Gi,compute:0:10"
+    )
+    for text, name in ((both, None), (before, "train")):
+        with pytest.raises(UsageError, match=r"which (names containers|is for all)") as caught:
+            changed_wish(text, container=name, words=words)
+        assert "remove the annotation first" in str(caught.value.hint)

@@ -16,7 +16,7 @@ from allotment.dialects.own.placement import (
     read_booking,
     write_booking,
 )
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG, SOFT
@@ -65,6 +65,10 @@ def test_a_booking_comes_back_as_it_was(data: st.DataObject, number: int) -> Non
         cpu_milli=300,
         memory_bytes=5,
         containers=tuple(data.draw(containers(f"c{each}", each)) for each in range(number)),
+        resize=data.draw(
+            st.just(AcceptedResize())
+            | st.builds(AcceptedResize, st.text(max_size=40), st.integers(1, 1 << 52))
+        ),
     )
     text = write_booking(booking)
     assert read_booking(text, uid=UID, node="n1", cpu_milli=300, memory_bytes=5) == booking

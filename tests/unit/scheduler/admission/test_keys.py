@@ -317,7 +317,9 @@ def test_texts_in_expressions_end_where_they_should() -> None:
     keys = Keys(asking_resources=frozenset({"it's", "a\\b"}))
     assert r"r in ['a\\b', 'it\'s']" in webhook_condition(keys)
     assert untranslated_condition(Keys()) == "false"
-    assert webhook_condition(Keys()).endswith("&& (false)")
+    created, _, changed = webhook_condition(Keys()).rpartition(") : ")
+    assert created.endswith("&& (false)")
+    assert changed.startswith("'allotment.dev/resize' in object.metadata")
 
 
 def test_mig_resources_ask_by_themselves_where_they_are_translated() -> None:

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent, kubelet, runtime and node go away while pods arrive: none of the pods fails.
+
+The kubelet has its default intervals: for ten seconds after a loss the scheduler still sends pods.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from stories import (
+    GIB,
+    SOFT,
+    NodeAgent,
+    burn_and_stay,
+    burnt,
+    deployment,
+    node_agent,
+    part,
+    undisturbed,
+    wait_taken_on,
+)
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+SLEEP = ["sleep", "1000"]
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Two soft GPUs."""
+    with node_agent(cluster, SOFT) as agent:
+        cluster.wait_allocatable("allotment.dev/gpu", 32)
+        yield agent
+
+
+@pytest.fixture
+def node(served: NodeAgent) -> NodeAgent:
+    """With an agent, whatever the test before did to it."""
+    if not served.is_running:
+        served.again()
+    return served
+
+
+def small(name: str) -> Json:
+    return pod(name, container(SLEEP, image=BUSYBOX, limits=part("1Gi")), restart="Always")
+
+
+def failed(pods: Pods) -> list[str]:
+    """Every pod of the namespace that is Failed, of whichever owner, with the reason."""
+    found = pods.cluster.api.items(f"/api/v1/namespaces/{pods.namespace}/pods")
+    return [
+        f"{each['metadata']['name']}: {each['status'].get('message')}"
+        for each in found
+        if each["status"].get("phase") == "Failed"
+    ]
+
+
+def test_the_agent_is_killed_twenty_times_while_pods_arrive(node: NodeAgent, pods: Pods) -> None:
+    moments = random.Random(15)  # noqa: S311 - the same moments each time
+    names = [f"p{number}" for number in range(20)]
+    for name in names:
+        pods.create(small(name))
+        time.sleep(moments.uniform(0, 0.6))
+        node.end(signal.SIGKILL)
+        node.again(wait=False)
+    wait_taken_on(pods, *names)
+    assert failed(pods) == []
+    node.wait_exact()
+
+
+def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> None:
+    path = f"/apis/apps/v1/namespaces/{pods.namespace}/deployments"
+    pods.create(small("before"))
+    wait_taken_on(pods, "before")
+    with undisturbed(pods, "before"):
+        node.end(signal.SIGTERM)
+        pods.cluster.api.post(path, deployment("d", SLEEP, part("1Gi"), replicas=3))
+        names = [f"p{number}" for number in range(10)]
+        for name in names:
+            pods.create(small(name))
+            time.sleep(2)
+        assert failed(pods) == []
+        node.again()
+        wait_taken_on(pods, *names)
+        wait_until(
+            lambda: pods.cluster.api.get(f"{path}/d")["status"].get("readyReplicas") == 3,
+            "three pods of the Deployment",
+        )
+    assert failed(pods) == []
+    assert len(pods.names()) == 14
+    pods.cluster.api.delete(f"{path}/d", propagationPolicy="Foreground")
+    node.wait_exact()
+
+
+def test_agent_runtime_and_kubelet_are_killed_together(
+    node: NodeAgent, cluster: Cluster, pods: Pods
+) -> None:
+    runs = [f"r{number}" for number in range(4)]
+    for name in runs:
+        pods.create(small(name))
+    wait_taken_on(pods, *runs)
+    with undisturbed(pods, *runs):
+        arrive = [f"a{number}" for number in range(8)]
+        for name in arrive:
+            pods.create(small(name))
+        wait_until(lambda: len(node.shares(pods.namespace)) >= 6, "some shares", every_s=0.01)
+        node.end(signal.SIGKILL)
+        for name in ("kubelet", "containerd"):
+            cluster.stop(name, signal.SIGKILL)
+        for name in ("containerd", "kubelet"):
+            cluster.start(name)
+        pods.create(small("later"))
+        node.again()
+        wait_taken_on(pods, *arrive, "later")
+    assert failed(pods) == []
+    node.wait_exact()
+
+
+def test_a_new_front_takes_over_while_pods_arrive(
+    node: NodeAgent, cluster: Cluster, pods: Pods
+) -> None:
+    """As in a rolling upgrade: the new one is there before the old one ends."""
+    former = cluster.front_pid
+    names = [f"p{number}" for number in range(16)]
+    front = None
+    for number, name in enumerate(names):
+        pods.create(small(name))
+        if number == 4:
+            front = cluster.start_front()
+        if number == 8:
+            wait_until(lambda: cluster.front_pid not in {None, former}, "new front")
+            cluster.node.run(["kill", str(former)])
+        time.sleep(0.3)
+    wait_taken_on(pods, *names)
+    assert failed(pods) == []
+    node.wait_exact()
+    assert front is not None
+    assert front.is_running
+
+
+def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Cluster]) -> None:
+    """A service of the node is there before the kubelet, which no pod can be."""
+    own = own_cluster()
+    pods = Pods(own, "default")
+    with node_agent(own, SOFT) as node:
+        for number in (1, 2, 3):
+            limits = part(f"{number}Gi")
+            pods.create(
+                pod(
+                    f"p{number}", container(burn_and_stay("512Mi"), limits=limits), restart="Always"
+                )
+            )
+            assert burnt(pods, f"p{number}").total_bytes == number * GIB
+        own.reboot_node(at_boot=own.start_front)
+        node.again()
+        for number in (1, 2, 3):
+            pods.wait_restarted(f"p{number}", timeout_s=120)
+            wait_taken_on(pods, f"p{number}")
+            assert burnt(pods, f"p{number}").total_bytes == number * GIB
+        assert failed(pods) == []
+        node.wait_exact()

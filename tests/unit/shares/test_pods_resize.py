@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods' shares get other amounts while their containers run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pod_node import GI, Node, in_force, order, pair
+
+from allotment.model.compute import Compute, ComputeClass
+from allotment.model.errors import DoesNotFitError, NotInModeError
+from allotment.model.modes import MPS
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Share
+from allotment.shares.lifecycle import find
+from allotment.shares.pods import NodePolicy
+
+
+def asked(memory: str, compute: Compute | None = None) -> Request:
+    return Request(parse_memory(memory), compute=compute or Compute())
+
+
+def resized(node: Node, share: Share, request: Request) -> Share:
+    return node.shares.resize(share.id, request, NodePolicy(devices=node.devices))
+
+
+def test_a_share_has_what_its_pod_asks_for_and_forgets_nothing(node: Node) -> None:
+    share = node.prepare(order(1, "4Gi", guarantee=30))
+    compute = Compute(5000, 8000, kind=ComputeClass.LATENCY, is_governed=True)
+    for _ in range(2):
+        changed = resized(node, share, asked("10Gi", compute))
+        (device,) = changed.devices
+        assert (device.memory_bytes, device.compute) == (10 * GI, compute)
+        assert changed.is_resized
+        assert in_force(node, changed) == 50
+        node.check()
+    assert find(node.folder, share.id).limits() == {device.uuid: 10 * GI}
+    assert node.restarted().owned() == (changed,)
+    back = resized(node, share, asked("4Gi", Compute(3000, is_governed=True)))
+    assert back.devices[0].memory_bytes == 4 * GI
+    assert in_force(node, back) == 30
+
+
+def test_what_does_not_fit_beside_the_others_changes_nothing(node: Node) -> None:
+    first = node.prepare(order(1, "4Gi", guarantee=30))
+    (device,) = first.devices
+    node.prepare(order(2, "8Gi", guarantee=50, devices=(device.uuid,)))
+    with pytest.raises(DoesNotFitError, match=r"need 8Gi, have 6\.\d+Gi beside the other shares"):
+        resized(node, first, asked("8Gi", Compute(3000, is_governed=True)))
+    with pytest.raises(DoesNotFitError, match="need 60 % of compute, have 50 %"):
+        resized(node, first, asked("4Gi", Compute(6000, is_governed=True)))
+    assert node.shares.owned()[0].devices == first.devices
+    assert in_force(node, first) == 30
+    node.check()
+
+
+def test_mps_fixes_compute(node: Node) -> None:
+    request = Request(parse_memory("4Gi"), mode=MPS)
+    share = node.prepare(order(1, request=request))
+    assert resized(node, share, replace(request, memory=parse_memory("2Gi"))).devices[
+        0
+    ].memory_bytes == (2 * GI)
+    with pytest.raises(NotInModeError, match="compute of programs that run cannot be changed"):
+        resized(node, share, replace(request, compute=Compute(0, 5000, is_governed=True)))
+
+
+def test_containers_that_run_in_turn_keep_their_guarantees(node: Node) -> None:
+    """The guarantee of the first one is booked, and not in force while the second one has it."""
+    first, second = pair()
+    init, train = node.prepare(first), node.prepare(second)
+    (device,) = init.devices
+    assert (in_force(node, init), in_force(node, train)) == (0, 60)
+    changed = resized(node, init, asked("13Gi", device.compute))
+    assert changed.devices[0].compute == device.compute
+    assert changed.devices[0].memory_bytes == 13 * GI
+    assert (in_force(node, init), in_force(node, train)) == (0, 60)
+    node.check()
