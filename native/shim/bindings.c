@@ -79,10 +79,10 @@ static void unbound(process *own, uint64_t object, CUdevice ordinal, uint64_t of
   do {                                                  \
     process *own = governed() ? process_state() : NULL; \
     if (own == NULL) return call;                       \
-    pthread_mutex_lock(&own->virtual_lock);             \
+    process_lock(&own->virtual_lock);                   \
     CUresult result = DRIVER(call);                     \
     if (result == CUDA_SUCCESS) change;                 \
-    pthread_mutex_unlock(&own->virtual_lock);           \
+    process_unlock(&own->virtual_lock);                 \
     return result;                                      \
   } while (0)
 

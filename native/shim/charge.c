@@ -2,6 +2,8 @@
 // One place where the ledger's use changes.
 #include "charge.h"
 
+#include <time.h>
+
 #include "dead.h"
 #include "driver.h"
 #include "graphs.h"
@@ -30,9 +32,9 @@ bool charge_try(process *own, int device, uint64_t bytes) {
 // Other processes and threads hold reservations for moments that turn out not to be needed (a pool
 // that does not grow after all): a refusal must not depend on having met one.
 static bool outlast_moments(process *own, int device, uint64_t bytes) {
-  static const uint64_t waits_us[] = {10, 40, 150, 400};
+  static const long waits_us[] = {10, 40, 150, 400};
   for (size_t i = 0; i < sizeof waits_us / sizeof *waits_us; i++) {
-    process_nap(waits_us[i] * 1000);
+    nanosleep(&(struct timespec){.tv_nsec = waits_us[i] * 1000}, NULL);
     if (charge_try(own, device, bytes)) return true;
   }
   return false;

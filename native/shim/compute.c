@@ -57,16 +57,14 @@ static compute_state *make_state(process *own) {
 
 static compute_state *open_state(process *own) {
   if (process_attach() == NULL) return NULL;
-  int error = errno, cancel_state;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-  pthread_mutex_lock(&own->compute_lock);
+  int error = errno;
+  process_lock(&own->compute_lock);
   compute_state *made = own->compute;
   if (made == NULL) {
     made = make_state(own);
     __atomic_store_n(&own->compute, made, __ATOMIC_RELEASE);
   }
-  pthread_mutex_unlock(&own->compute_lock);
-  pthread_setcancelstate(cancel_state, NULL);
+  process_unlock(&own->compute_lock);
   errno = error;
   return made;
 }
@@ -101,13 +99,10 @@ bool compute_join(compute_device *at) {
       LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) {
     return true;
   }
-  // A thread that is cancelled while it opens files would keep the lock.
-  int error = errno, cancel_state;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-  pthread_mutex_lock(&at->all->start_lock);
+  int error = errno;
+  process_lock(&at->all->start_lock);
   bool joined = join_locked(at) && keeper_start(at->all);
-  pthread_mutex_unlock(&at->all->start_lock);
-  pthread_setcancelstate(cancel_state, NULL);
+  process_unlock(&at->all->start_lock);
   errno = error;
   return joined;
 }

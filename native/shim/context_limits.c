@@ -99,8 +99,8 @@ CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   CUresult refusal = target_current(&at);
   if (refusal != CUDA_SUCCESS) return refusal;
   if (at.context == NULL) return DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  pthread_mutex_lock(&at.own->context_lock);
+  process_lock(&at.own->context_lock);
   CUresult result = set_memory_limit(at.own, &at, limit, value);
-  pthread_mutex_unlock(&at.own->context_lock);
+  process_unlock(&at.own->context_lock);
   return result;
 }

@@ -152,14 +152,14 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   do {                                                   \
     process *own = process_attach();                     \
     if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY; \
-    pthread_mutex_lock(&own->context_lock);              \
+    process_lock(&own->context_lock);                    \
     creation made = {.reserved = 0};                     \
     CUresult result = creation_begin(&made, device);     \
     if (result == CUDA_SUCCESS) {                        \
       result = WITH_PATIENCE(own, made.at.device, call); \
       result = finish_explicit(&made, result, context);  \
     }                                                    \
-    pthread_mutex_unlock(&own->context_lock);            \
+    process_unlock(&own->context_lock);                  \
     return result;                                       \
   } while (0)
 
@@ -217,13 +217,13 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
   do {                                               \
     process *own = process_attach();                 \
     if (own == NULL) return DRIVER(call);            \
-    pthread_mutex_lock(&own->context_lock);          \
+    process_lock(&own->context_lock);                \
     compute_pause(own, context);                     \
     CUresult result = DRIVER(call);                  \
     bool went = result == CUDA_SUCCESS && (is_gone); \
     compute_resume(own, went ? context : NULL);      \
     if (went) give_back_context(own, context);       \
-    pthread_mutex_unlock(&own->context_lock);        \
+    process_unlock(&own->context_lock);              \
     return result;                                   \
   } while (0)
 
@@ -312,9 +312,9 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  pthread_mutex_lock(&own->context_lock);
+  process_lock(&own->context_lock);
   CUresult result = with_primary(own, device, retain_primary, context, context);
-  pthread_mutex_unlock(&own->context_lock);
+  process_unlock(&own->context_lock);
   return result;
 }
 
@@ -340,10 +340,10 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   do {                                                                       \
     process *own = process_attach();                                         \
     if (own == NULL) return DRIVER(call);                                    \
-    pthread_mutex_lock(&own->context_lock);                                  \
+    process_lock(&own->context_lock);                                        \
     compute_pause(own, known_primary(own, device));                          \
     CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
-    pthread_mutex_unlock(&own->context_lock);                                \
+    process_unlock(&own->context_lock);                                      \
     return result;                                                           \
   } while (0)
 
@@ -386,9 +386,9 @@ CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc descript
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   green_arguments arguments = {context, description, flags};
-  pthread_mutex_lock(&own->context_lock);
+  process_lock(&own->context_lock);
   CUresult result = with_primary(own, device, create_green, &arguments, NULL);
-  pthread_mutex_unlock(&own->context_lock);
+  process_unlock(&own->context_lock);
   return result;
 }
 
@@ -396,13 +396,13 @@ CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
   if (!governed()) return REAL(cuGreenCtxDestroy)(context);
   process *own = process_attach();
   if (own == NULL) return DRIVER(REAL(cuGreenCtxDestroy)(context));
-  pthread_mutex_lock(&own->context_lock);
+  process_lock(&own->context_lock);
   compute_pause(own, NULL);
   CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
   compute_resume(own, NULL);
   for (CUdevice ordinal = 0; result == CUDA_SUCCESS && ordinal < MAX_ORDINALS; ordinal++) {
     if (own->primaries[ordinal] != NULL && !is_active(ordinal)) forget_primary(own, ordinal);
   }
-  pthread_mutex_unlock(&own->context_lock);
+  process_unlock(&own->context_lock);
   return result;
 }

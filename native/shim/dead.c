@@ -120,7 +120,7 @@ patience patience_begin(uint64_t most_ns) {
 
 bool patience_step(patience *left) {
   if (now_ns() >= left->until_ns) return false;
-  process_nap(left->step_ns);
+  nanosleep(&(struct timespec){.tv_nsec = (long)left->step_ns}, NULL);
   left->step_ns += left->step_ns / 2;
   if (left->step_ns > LONGEST_STEP_NS) left->step_ns = LONGEST_STEP_NS;
   return true;

@@ -38,6 +38,7 @@ bool dead_may_be_freed(process *own, int device, patience *left);
 
 #define WITH_PATIENCE(own, device, call)                                                       \
   ({                                                                                           \
+    uncancelled_begin();                                                                       \
     CUresult outcome_ = DRIVER(call);                                                          \
     if (UNLIKELY(outcome_ == CUDA_ERROR_OUT_OF_MEMORY)) {                                      \
       patience left_ = patience_begin(DRIVER_PATIENCE_NS);                                     \
@@ -45,6 +46,7 @@ bool dead_may_be_freed(process *own, int device, patience *left);
         outcome_ = DRIVER(call);                                                               \
       }                                                                                        \
     }                                                                                          \
+    uncancelled_end();                                                                         \
     outcome_;                                                                                  \
   })
 

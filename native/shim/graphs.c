@@ -29,9 +29,9 @@ static void settle_device(process *own, int device, uint64_t ahead) {
 
 void graphs_settle(process *own, int device) {
   if (__atomic_load_n(&own->devices[device].graph_charged, __ATOMIC_RELAXED) == 0) return;
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   settle_device(own, device, 0);
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
 }
 
 static void trim_device(process *own, int device, CUdevice ordinal) {
@@ -53,15 +53,15 @@ static bool reserve_device(process *own, graph_need *need, int device, CUstream 
   if (try_device(own, need, device)) return true;
   // Memory of graphs that have ended can be had back when their ends were waited for.
   if (stream_is_capturing(stream) || context_is_capturing()) return false;
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
   DRIVER(REAL(cuStreamSynchronize)(stream));
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   trim_device(own, device, ordinal);
   if (try_device(own, need, device)) return true;
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
   DRIVER(REAL(cuCtxSynchronize)());
   pools_settle(own, device);
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   trim_device(own, device, ordinal);
   return try_device(own, need, device) || charge_last_try(own, device, need->reserved[device]);
 }
@@ -156,7 +156,7 @@ static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgra
     if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                 \
     graph_need_of(own, graph, &need);                                                    \
     if (need.devices == 0) return expect(own, DRIVER(call), graph, made);                \
-    pthread_mutex_lock(&own->graph_lock);                                                \
+    process_lock(&own->graph_lock);                                                      \
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \
     if (reserve_all(own, &need, 0, NULL)) {                                              \
       result = DRIVER(call);                                                             \
@@ -166,7 +166,7 @@ static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgra
       DRIVER(REAL(cuGraphExecDestroy)(*(made)));                                         \
       result = CUDA_ERROR_OUT_OF_MEMORY;                                                 \
     }                                                                                    \
-    pthread_mutex_unlock(&own->graph_lock);                                              \
+    process_unlock(&own->graph_lock);                                                    \
     return expect(own, result, graph, made);                                             \
   } while (0)
 
@@ -210,13 +210,13 @@ static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_
   graph_need need;
   uint64_t key = (uint64_t)(uintptr_t)graph;
   if (!recall(own, key, &need) || stream_is_capturing(stream)) return DRIVER(call(graph, stream));
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (reserve_all(own, &need, key, stream)) {
     result = DRIVER(call(graph, stream));
     settle_needed(own, &need, key, result == CUDA_SUCCESS);
   }
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
   return result;
 }
 
@@ -258,7 +258,7 @@ UPLOAD_WRAPPER(cuGraphUpload_ptsz, per_thread(stream))
 CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
   process *own = process_known();
   if (!some_allocate(own) || !governed()) return REAL(cuGraphExecDestroy)(graph);
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   CUresult result = DRIVER(REAL(cuGraphExecDestroy)(graph));
   if (result == CUDA_SUCCESS) {
     forget(own, (uint64_t)(uintptr_t)graph);
@@ -269,7 +269,7 @@ CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
       if (own->devices[device].graph_charged != 0) settle_device(own, device, 0);
     }
   }
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
   return result;
 }
 
@@ -277,13 +277,13 @@ CUDA_WRAPPER(cuDeviceGraphMemTrim, (CUdevice ordinal)) {
   CUresult result = DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
   process *own = governed() ? process_known() : NULL;
   if (own == NULL) return result;
-  pthread_mutex_lock(&own->graph_lock);
+  process_lock(&own->graph_lock);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     device_state *state = &own->devices[device];
     if (state->graph_charged == 0 || state->graph_ordinal != ordinal) continue;
     settle_device(own, device, 0);
     state->last_graph = 0;
   }
-  pthread_mutex_unlock(&own->graph_lock);
+  process_unlock(&own->graph_lock);
   return result;
 }

@@ -29,9 +29,9 @@ CUDA_WRAPPER(cuInit, (unsigned int flags)) {
   }
   CUresult result = mps_wait_for_daemon(own);
   if (result != CUDA_SUCCESS) return result;
-  pthread_mutex_lock(&own->context_lock);
+  process_lock(&own->context_lock);
   result = own->initialized != 0 ? DRIVER(REAL(cuInit)(flags)) : initialize(own, flags);
   if (result == CUDA_SUCCESS) __atomic_store_n(&own->initialized, 1, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&own->context_lock);
+  process_unlock(&own->context_lock);
   return result;
 }

@@ -99,15 +99,15 @@ static bool has_room(const plain_request *request) {
 static bool reserve(plain_request *request) {
   process *own = request->at.own;
   if (!request->small) return charge_acquire(own, request->at.device, request->reserved);
-  pthread_mutex_lock(&own->small_lock);
+  process_lock(&own->small_lock);
   if (LIKELY(charge_try(own, request->at.device, request->reserved))) return true;
   if (has_room(request)) {
     request->reserved = 0;
     return true;
   }
-  pthread_mutex_unlock(&own->small_lock);
+  process_unlock(&own->small_lock);
   if (!charge_acquire(own, request->at.device, request->reserved)) return false;
-  pthread_mutex_lock(&own->small_lock);
+  process_lock(&own->small_lock);
   return true;
 }
 
@@ -164,7 +164,7 @@ CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer)
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (result != CUDA_SUCCESS) charge_release(own, request->at.device, request->reserved);
-  if (request->small) pthread_mutex_unlock(&own->small_lock);
+  if (request->small) process_unlock(&own->small_lock);
   return result;
 }
 

@@ -60,7 +60,7 @@ static bool reserve_growth(pool_request *request) {
   request->growth = growth;
 
   // Other threads' allocations may be what the stream waits for.
-  pthread_mutex_unlock(lock);
+  process_unlock(lock);
   pools_settle(own, device);
   bool fits = charge_try(own, device, growth);
   if (!fits) {
@@ -73,15 +73,15 @@ static bool reserve_growth(pool_request *request) {
     pools_each(own, device, pool_trim);
     fits = charge_try(own, device, growth);
   }
-  pthread_mutex_lock(lock);
+  process_lock(lock);
   if (fits) return true;
   if (has_room(request)) {
     request->growth = 0;
     return true;
   }
-  pthread_mutex_unlock(lock);
+  process_unlock(lock);
   fits = charge_last_try(own, device, growth);
-  pthread_mutex_lock(lock);
+  process_lock(lock);
   return fits;
 }
 
@@ -164,9 +164,9 @@ static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr
   uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
   request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
   pthread_mutex_t *lock = &request->own->devices[request->pool->device].pool_lock;
-  pthread_mutex_lock(lock);
+  process_lock(lock);
   CUresult result = allocate_locked(request, pointer, call);
-  pthread_mutex_unlock(lock);
+  process_unlock(lock);
   return result;
 }
 
@@ -249,9 +249,9 @@ static void piece_gone(process *own, const record *gone, uint64_t stream) {
 
 void pools_lost(process *own, const record *lost) {
   pool_state *pool = &own->pools[lost->owner - 1];
-  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  process_lock(&own->devices[pool->device].pool_lock);
   piece_gone(own, lost, 0);
-  pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(&own->devices[pool->device].pool_lock);
 }
 
 typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
@@ -260,7 +260,7 @@ typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
 static CUresult free_piece(process *own, const record *known, CUstream stream, free_call *call) {
   pool_state *pool = &own->pools[known->owner - 1];
   record gone;
-  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  process_lock(&own->devices[pool->device].pool_lock);
   bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
   CUresult result = DRIVER(call(known->key, stream));
   // Of a destroyed pool nothing can be read later: what is freed has to be gone now.
@@ -271,7 +271,7 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
   if (taken && result != CUDA_SUCCESS) {
     records_keep(&own->records, &gone);
   }
-  pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }
 

@@ -165,12 +165,12 @@ bool pool_settle(process *own, pool_state *pool, uint64_t ahead) {
 void pools_each(process *own, int device, void (*visit)(process *, pool_state *)) {
   uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);
   if (count == 0) return;
-  pthread_mutex_lock(&own->devices[device].pool_lock);
+  process_lock(&own->devices[device].pool_lock);
   for (uint32_t i = 0; i < count; i++) {
     pool_state *pool = &own->pools[i];
     if (is_taken(pool) && pool->device == device) visit(own, pool);
   }
-  pthread_mutex_unlock(&own->devices[device].pool_lock);
+  process_unlock(&own->devices[device].pool_lock);
 }
 
 static void settle_charged(process *own, pool_state *pool) {
@@ -201,9 +201,9 @@ void pools_waited(process *own, uint64_t stream) {
   for (uint32_t i = 0; i < count && stream != NO_STREAM && stream != EVERY_STREAM; i++) {
     pool_state *pool = &own->pools[i];
     if (pool->device == POOL_UNCHARGED) continue;
-    pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+    process_lock(&own->devices[pool->device].pool_lock);
     if (pool->freed_in == stream && pool->freed_in_many == 0) pool->freed_in = 0;
-    pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+    process_unlock(&own->devices[pool->device].pool_lock);
   }
 }
 
@@ -291,13 +291,13 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   // What is freed in a stream but not done yet has to be gone before nothing can be read any more.
   bool is_pending = __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0;
   if (is_pending && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
-  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  process_lock(&own->devices[pool->device].pool_lock);
   CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
   if (result == CUDA_SUCCESS) {
     __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) == 0) pool_bury(own, pool);
   }
-  pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }
 
@@ -305,9 +305,9 @@ static CUresult changed(CUmemoryPool handle, CUresult result) {
   process *own = governed() ? process_state() : NULL;
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL || pool->device == POOL_UNCHARGED) return result;
-  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  process_lock(&own->devices[pool->device].pool_lock);
   settle_charged(own, pool);
-  pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }
 

@@ -82,6 +82,34 @@ process *process_state(void) {
   return own;
 }
 
+static __thread unsigned uncancelled __attribute__((tls_model("initial-exec")));
+static __thread int cancel_state __attribute__((tls_model("initial-exec")));
+
+void uncancelled_begin(void) {
+  if (uncancelled++ == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+}
+
+void uncancelled_end(void) {
+  if (--uncancelled == 0) pthread_setcancelstate(cancel_state, NULL);
+}
+
+void process_lock(pthread_mutex_t *lock) {
+  uncancelled_begin();
+  pthread_mutex_lock(lock);
+}
+
+bool process_trylock(pthread_mutex_t *lock) {
+  uncancelled_begin();
+  if (pthread_mutex_trylock(lock) == 0) return true;
+  uncancelled_end();
+  return false;
+}
+
+void process_unlock(pthread_mutex_t *lock) {
+  pthread_mutex_unlock(lock);
+  uncancelled_end();
+}
+
 static bool is_usable(int error, const char *directory) {
   if (error != 0) say_unusable(directory, "ledger", -error);
   return error == 0;
@@ -155,15 +183,12 @@ static bool attach_locked(process *own) {
 
 static process *join(uint32_t *joined, process *own, bool (*step)(process *)) {
   if (LIKELY(__atomic_load_n(joined, __ATOMIC_ACQUIRE) != 0)) return own;
-  // A thread that is cancelled while it opens files would keep the lock.
-  int error = errno, cancel_state;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  int error = errno;
   is_joining = true;
-  pthread_mutex_lock(&own->attach_lock);
+  process_lock(&own->attach_lock);
   bool done = step(own);
-  pthread_mutex_unlock(&own->attach_lock);
+  process_unlock(&own->attach_lock);
   is_joining = false;
-  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return done ? own : NULL;
 }
@@ -179,22 +204,12 @@ process *process_attach(void) {
 }
 
 bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context) {
-  int cancel_state;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   is_joining = true;
-  pthread_mutex_lock(&own->attach_lock);
+  process_lock(&own->attach_lock);
   bool done = step(own, context);
-  pthread_mutex_unlock(&own->attach_lock);
+  process_unlock(&own->attach_lock);
   is_joining = false;
-  pthread_setcancelstate(cancel_state, NULL);
   return done;
-}
-
-void process_nap(uint64_t ns) {
-  int cancel_state;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-  pthread_setcancelstate(cancel_state, NULL);
 }
 
 // ---- devices ----

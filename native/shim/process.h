@@ -134,8 +134,16 @@ int process_device_by_uuid(const process *own, const char *uuid);
 
 // Takes something that a child must not inherit in the midst of it: forks wait meanwhile.
 bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context);
-// Sleeps. A thread that is cancelled meanwhile ends later: it may hold locks here.
-void process_nap(uint64_t ns);
+
+// The driver, and who opens files, may be where a thread is cancelled (pthread_cancel). It would
+// keep its locks, and what it has reserved: between these it ends later. They can be nested.
+void uncancelled_begin(void);
+void uncancelled_end(void);
+
+// A lock that is held over such calls.
+void process_lock(pthread_mutex_t *lock);
+bool process_trylock(pthread_mutex_t *lock);
+void process_unlock(pthread_mutex_t *lock);
 
 // The number of a CUDA device, or why there is none: it is of no share of the process, or the
 // driver does not know it (or not yet).

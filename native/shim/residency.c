@@ -252,7 +252,7 @@ typedef struct mover {
 static bool mover_begin(mover *made, process *own, int device) {
   *made = (mover){.own = own, .device = device, .mode = CU_STREAM_CAPTURE_MODE_RELAXED};
   made->ordinal = __atomic_load_n(&own->devices[device].residency.ordinal, __ATOMIC_RELAXED);
-  if (pthread_mutex_trylock(&own->context_lock) != 0) return false;
+  if (!process_trylock(&own->context_lock)) return false;
   search wanted = {.device = device};
   records_sweep(&own->records, note_context, &wanted);
   if (wanted.found != NULL && DRIVER(USED(cuCtxPushCurrent_v2)(wanted.found)) == CUDA_SUCCESS) {
@@ -260,7 +260,7 @@ static bool mover_begin(mover *made, process *own, int device) {
     DRIVER(USED(cuThreadExchangeStreamCaptureMode)(&made->mode));
     return true;
   }
-  pthread_mutex_unlock(&own->context_lock);
+  process_unlock(&own->context_lock);
   return false;
 }
 
@@ -269,7 +269,7 @@ static void mover_end(mover *made) {
   if (made->stream != NULL) DRIVER(USED(cuStreamDestroy_v2)(made->stream));
   DRIVER(USED(cuThreadExchangeStreamCaptureMode)(&made->mode));
   DRIVER(USED(cuCtxPopCurrent_v2)(&popped));
-  pthread_mutex_unlock(&made->own->context_lock);
+  process_unlock(&made->own->context_lock);
 }
 
 static void show_life(mover *made) {

@@ -79,7 +79,7 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
   process *own = at->own;
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
   if (!charge_acquire(own, at->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result =
       WITH_PATIENCE(own, at->device, REAL(cuMemCreate)(handle, size, properties, flags));
   if (result == CUDA_SUCCESS) {
@@ -96,7 +96,7 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
       result = CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   if (result != CUDA_SUCCESS) charge_release(own, at->device, bytes);
   return result;
 }
@@ -124,13 +124,13 @@ CUDA_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemRelease)(handle);
   uint64_t id = 0;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemRelease)(handle));
   if (result == CUDA_SUCCESS) {
     records_change(&own->records, SPACE_HANDLE, handle, drop_reference, &id);
     if (id != 0) virtual_let_go(own, id);
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -140,12 +140,12 @@ CUDA_WRAPPER(cuMemExportToShareableHandle,
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
   record name;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags));
   if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
     exported(own, name.owner);
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -171,14 +171,14 @@ CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemRetainAllocationHandle)(handle, address);
   record mapping;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(handle, address));
   if (result == CUDA_SUCCESS && virtual_mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
     // Without memory for the record the allocation stays charged: too much rather than too little.
     records_change(&own->records, SPACE_HANDLE, *handle, add_reference, &mapping.owner);
     virtual_hold(own, mapping.owner);
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -189,7 +189,7 @@ CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemMap)(address, size, offset, handle, flags);
   record name;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemMap)(address, size, offset, handle, flags));
   if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
     record mapping = {.space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
@@ -197,14 +197,14 @@ CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
     records_keep(&own->records, &mapping);
     virtual_hold(own, name.owner);
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
 CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemUnmap)(address, size);
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemUnmap)(address, size));
   record mapping;
   for (uint64_t at = 0; result == CUDA_SUCCESS && at < size;) {
@@ -212,7 +212,7 @@ CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
     if (known) virtual_let_go(own, mapping.owner);
     at += known ? mapping.bytes : CHARGE_GRANULE;
   }
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -230,10 +230,10 @@ CUDA_WRAPPER(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr address, 
                                              CUmemRangeHandleType type, unsigned long long flags)) {
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags);
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags));
   if (result == CUDA_SUCCESS && !plain_exported(own, address)) range_exported(own, address, size);
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -264,9 +264,9 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
   process *own = governed() ? process_state() : NULL;
   if (result != CUDA_SUCCESS || own == NULL) return result;
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   for (unsigned i = 0; i < count; i++) note_sparse(own, &list[i]);
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
   return result;
 }
 
@@ -299,12 +299,12 @@ static bool is_of_array(const record *seen, void *context) {
 void virtual_array_gone(process *own, uint64_t array) {
   if (__atomic_load_n(&own->sparse_mappings, __ATOMIC_RELAXED) == 0) return;
   array_sweep sweep = {.array = array};
-  pthread_mutex_lock(&own->virtual_lock);
+  process_lock(&own->virtual_lock);
   do {
     sweep.count = 0;
     records_sweep(&own->records, is_of_array, &sweep);
     for (unsigned i = 0; i < sweep.count; i++) virtual_let_go(own, sweep.ids[i]);
     __atomic_sub_fetch(&own->sparse_mappings, sweep.count, __ATOMIC_RELAXED);
   } while (sweep.count == SWEPT);
-  pthread_mutex_unlock(&own->virtual_lock);
+  process_unlock(&own->virtual_lock);
 }

@@ -7,6 +7,18 @@
 
 driver_state driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static __thread int cancel_state;
+
+void driver_lock(void) {
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  pthread_mutex_lock(&driver.lock);
+}
+
+void driver_unlock(void) {
+  pthread_mutex_unlock(&driver.lock);
+  pthread_setcancelstate(cancel_state, NULL);
+}
+
 static CUresult attach(void) {
   int error = allot_machine_open(&driver.machine);
   // A machine without a driver has no machine file; one that is damaged is not ready.

@@ -147,8 +147,11 @@ static inline bool driver_is_locked(void) {
   return allot_load(&own->machine->processes[own->slot].checkpoint) != 0;
 }
 
-#define LOCK() pthread_mutex_lock(&driver.lock)
-#define UNLOCK() pthread_mutex_unlock(&driver.lock)
+// Files are opened and closed under it: until it is free again the thread is not cancelled.
+void driver_lock(void);
+void driver_unlock(void);
+#define LOCK() driver_lock()
+#define UNLOCK() driver_unlock()
 
 // CUDA_ERROR_NOT_INITIALIZED before cuInit and in a child of an initialised process.
 CUresult driver_ready(void);

@@ -27,6 +27,19 @@ typedef struct known_machine {
 } known_machine;
 
 static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
+
+// Files are opened under it: until it is free again the thread is not cancelled.
+static int hold_life(void) {
+  int cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  pthread_mutex_lock(&life);
+  return cancel_state;
+}
+
+static void release_life(int cancel_state) {
+  pthread_mutex_unlock(&life);
+  pthread_setcancelstate(cancel_state, NULL);
+}
 static unsigned int references;  // written under `life`, read by every call
 static known_machine *known;
 static allot_handle *engine;  // of the current machine, from nvmlInit on
@@ -107,10 +120,10 @@ static nvmlReturn_t start(void) {
 
 NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   nvmlReturn_t result = NVML_SUCCESS;
-  pthread_mutex_lock(&life);
+  int cancel_state = hold_life();
   if (references == 0) result = start();
   if (result == NVML_SUCCESS) allot_store(&references, references + 1);
-  pthread_mutex_unlock(&life);
+  release_life(cancel_state);
   return result;
 }
 
@@ -124,13 +137,13 @@ NVML_EXPORT nvmlReturn_t nvmlInit(void) {
 
 NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
   nvmlReturn_t result = NVML_ERROR_UNINITIALIZED;
-  pthread_mutex_lock(&life);
+  int cancel_state = hold_life();
   if (references > 0) {
     result = NVML_SUCCESS;
     allot_store(&references, references - 1);
     if (references == 0) allot_machine_detach(engine);
   }
-  pthread_mutex_unlock(&life);
+  release_life(cancel_state);
   return result;
 }
 
@@ -215,11 +228,10 @@ nvmlReturn_t nvml_enter_any(nvmlDevice_t device, nvml_gpu *gpu) {
 // The engine is moved along under a lock that names its holder, so this process needs a slot. Those
 // who only count GPUs never get here.
 void nvml_advance(const nvml_gpu *gpu) {
-  static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
-  pthread_mutex_lock(&attaching);
+  int cancel_state = hold_life();
   bool attached = allot_machine_attached(gpu->engine) ||
                   allot_machine_attach(gpu->engine, ALLOT_PROCESS_MONITOR) == 0;
-  pthread_mutex_unlock(&attaching);
+  release_life(cancel_state);
   // With every slot taken the figures are as old as their last reader.
   if (attached) allot_gpu_advance(gpu->engine, gpu->index);
 }

@@ -2,6 +2,7 @@
 // What look-ups find: the shim's functions for names that it owns, if the driver has them; the
 // driver's and everyone else's own for all others. Not linked with the driver.
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "host.h"
 
@@ -83,6 +84,27 @@ static void an_old_drivers_gaps_stay(void) {
   EXPECT(dlsym(driver, "cuMemAllocAsync") == NULL);
   EXPECT(dlsym(RTLD_DEFAULT, "cuMemAllocAsync") == NULL);
   EXPECT(dlsym(RTLD_NEXT, "cuGetProcAddress_v2") == NULL);
+}
+
+static void *initialize_while_cancelled(void *initialize) {
+  pthread_cancel(pthread_self());
+  ((CUresult (*)(unsigned int))initialize)(0);
+  pthread_testcancel();
+  return NULL;
+}
+
+// A thread that is cancelled in the driver keeps no lock of the shim, and the environment as it
+// was.
+static void a_thread_is_cancelled_in_the_driver(void) {
+  void *driver = dlopen(getenv("OLD_DRIVER"), RTLD_NOW), *end;
+  CUresult (*initialize)(unsigned int) = (CUresult (*)(unsigned int))dlsym(driver, "cuInit");
+  setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+  pthread_t thread;
+  OK(pthread_create(&thread, NULL, initialize_while_cancelled, (void *)initialize));
+  OK(pthread_join(thread, &end));
+  EXPECT(end == PTHREAD_CANCELED);
+  EXPECT(strcmp(getenv("CUDA_VISIBLE_DEVICES"), "0") == 0);
+  OK(initialize(0));
 }
 
 static void other_libraries_keep_theirs(void) {
@@ -167,6 +189,7 @@ static const test_case cases[] = {
     {"unknown_names_are_null", unknown_names_are_null},
     {"nothing_is_there_before_the_driver", nothing_is_there_before_the_driver},
     {"an_old_drivers_gaps_stay", an_old_drivers_gaps_stay},
+    {"a_thread_is_cancelled_in_the_driver", a_thread_is_cancelled_in_the_driver},
     {"other_libraries_keep_theirs", other_libraries_keep_theirs},
     {"get_proc_address_gives_the_right_variant", get_proc_address_gives_the_right_variant},
     {"the_loaders_own_functions_find_the_shim", the_loaders_own_functions_find_the_shim},

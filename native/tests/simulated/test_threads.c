@@ -47,7 +47,24 @@ static void *work(void *number) {
   return NULL;
 }
 
+static void *initialize_while_cancelled(void *unused) {
+  pthread_cancel(pthread_self());
+  OK(cuInit(0));
+  pthread_testcancel();
+  return unused;
+}
+
+// cuInit opens files, where a thread may be cancelled: the next call must not wait for it.
+static void a_cancelled_thread_initializes_first(void) {
+  pthread_t thread;
+  void *end;
+  pthread_create(&thread, NULL, initialize_while_cancelled, NULL);
+  pthread_join(thread, &end);
+  assert(end == PTHREAD_CANCELED);
+}
+
 int main(void) {
+  a_cancelled_thread_initializes_first();
   size_t before[2];
   for (int device = 0; device < 2; device++) {
     contexts[device] = begin(device);
