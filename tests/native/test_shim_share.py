@@ -9,6 +9,7 @@ import fcntl
 import os
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -206,6 +207,33 @@ def test_nobody_to_tell_the_reason_ends_no_program(
     )
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, f"{SYSTEM_NOT_READY}\n")
+
+
+WITHOUT_DESCRIPTORS = """
+import ctypes, resource
+libraries = ctypes.CDLL(None)
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+first = libraries.cuInit(0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+print(first, libraries.cuInit(0))
+"""
+
+
+def test_shares_that_cannot_be_listed_mean_no_gpu(
+    shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
+    """Whether there is a share is not known then, and the driver would be unlimited."""
+    # Loaded with the program: no call has looked for a share before the first of CUDA.
+    libraries = f"{shim_hosts.shim}:libcuda.so.1"
+    environment = shim_hosts.environment(share_of(), LD_PRELOAD=libraries)
+    del environment["ALLOTMENT_SHARE"]
+    done = shim_hosts.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], environment)
+    assert (done.returncode, done.stdout) == (0, f"{SYSTEM_NOT_READY} {SYSTEM_NOT_READY}\n")
+    assert done.stderr == (
+        "allotment: no CUDA in this program: the folder of its share (/run/allotment/share):"
+        " Too many open files; see `allot doctor`\n"
+    )
 
 
 # ---- the library itself ----
