@@ -259,13 +259,15 @@ allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, vo
   return one.reaped;
 }
 
-// Of an owner that ended after the caller looked, nothing is known.
+// Of an owner that ended after the caller asked, nothing is known.
 static allot_held was_leaving(void *context, const allot_slot *slot, int device) {
-  return load(&slot->state) == ALLOT_SLOT_LEAVING ? ALLOT_HELD_NOT : ALLOT_HELD_UNKNOWN;
+  const uint64_t *asked_ns = context;
+  bool was = load(&slot->state) == ALLOT_SLOT_LEAVING && load(&slot->movable) < *asked_ns;
+  return was ? ALLOT_HELD_NOT : ALLOT_HELD_UNKNOWN;
 }
 
-int allot_ledger_clear(allot_ledger *ledger, bool is_freed) {
-  return allot_ledger_reap(ledger, is_freed ? was_leaving : NULL, NULL).cleared;
+int allot_ledger_clear(allot_ledger *ledger, uint64_t asked_ns) {
+  return allot_ledger_reap(ledger, asked_ns > 0 ? was_leaving : NULL, &asked_ns).cleared;
 }
 
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
@@ -407,7 +409,7 @@ static int change_limit_in(allot_ledger *ledger, int descriptor, int device, uin
   const limit_change change = {ledger, policy, device, bytes, force, used};
   result = -EINVAL;
   if (device >= 0 && (uint32_t)device < ledger->policy->device_count && bytes > 0) {
-    result = allot_ledger_clear(ledger, false);
+    result = allot_ledger_clear(ledger, 0);
     if (result >= 0) result = allot_guarded(change_limit, (void *)&change);
   }
   munmap(policy, sizeof(allot_policy));

@@ -182,10 +182,10 @@ typedef struct allot_reaped {
 
 // Reclaims what dead owners left and the driver has freed. `check` NULL: the caller cannot ask it.
 allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, void *context);
-// The same for a caller who has seen, since slots were marked as LEAVING, that the driver holds no
-// dead process's memory (`is_freed`), or who cannot ask it. Returns how many slots were cleared, or
-// a negative errno.
-int allot_ledger_clear(allot_ledger *ledger, bool is_freed);
+// The same for a caller who has seen that the driver holds no dead process's memory. It asked at
+// `asked_ns` (CLOCK_BOOTTIME): slots that were marked as LEAVING later are left. 0: it cannot ask.
+// Returns how many slots were cleared, or a negative errno.
+int allot_ledger_clear(allot_ledger *ledger, uint64_t asked_ns);
 // Is the slot's owner alive? (lock test; no side effect)
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot);
 // Sets a limit: 0, or -EBUSY when more than `bytes` is used and `force` is false (then the limit is

@@ -54,7 +54,7 @@ def storm(rig: ShareRig, options: Options) -> Iterator[Result]:
         ((answer,),) = begin(storming_now)
         ((seen,),) = begin(watching)
     ledger.reap(share)
-    ledger.reap(share, is_freed=True)
+    ledger.reap(share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     use = ledger.read(share).devices[0]
     expect(str(answer["left"]), "0")
     highest = max(answer["highest"], seen["highest"], use.peak)
@@ -132,7 +132,7 @@ def _wait_for_use(share: Path, wanted: int, *, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         ledger.reap(share)
-        ledger.reap(share, is_freed=True)
+        ledger.reap(share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         used = ledger.read(share).devices[0].used
         if used == wanted:
             return

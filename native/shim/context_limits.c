@@ -3,6 +3,7 @@
 // of their printf, what the device runtime sets aside. What a context has of each without being
 // asked is part of what it costs.
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 
 typedef struct limit_cost {
@@ -80,7 +81,7 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
   if (after.bytes > old && !charge_acquire(own, at->device, after.bytes - old)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
+  CUresult result = WITH_PATIENCE(own, at->device, REAL(cuCtxSetLimit)(limit, value));
   if (result != CUDA_SUCCESS) {
     if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
     return result;

@@ -8,6 +8,7 @@
 #include "graphs.h"
 
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 #include "graph_need.h"
 #include "launches.h"
@@ -78,6 +79,10 @@ static bool reserve_all(process *own, graph_need *need, uint64_t graph, CUstream
     return false;
   }
   return true;
+}
+
+static int one_device(const graph_need *need) {
+  return __builtin_ctz(need->devices);
 }
 
 static void settle_needed(process *own, const graph_need *need, uint64_t graph, bool launched) {
@@ -159,7 +164,7 @@ static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgra
     process_lock(&own->graph_lock);                                                      \
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \
     if (reserve_all(own, &need, 0, NULL)) {                                              \
-      result = DRIVER(call);                                                             \
+      result = WITH_PATIENCE(own, one_device(&need), call);                              \
       settle_needed(own, &need, 0, false);                                               \
     }                                                                                    \
     if (result == CUDA_SUCCESS && !remember(own, (uint64_t)(uintptr_t)*(made), &need)) { \
@@ -213,7 +218,7 @@ static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_
   process_lock(&own->graph_lock);
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (reserve_all(own, &need, key, stream)) {
-    result = DRIVER(call(graph, stream));
+    result = WITH_PATIENCE(own, one_device(&need), call(graph, stream));
     settle_needed(own, &need, key, result == CUDA_SUCCESS);
   }
   process_unlock(&own->graph_lock);

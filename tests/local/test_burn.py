@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class Gpu:
 
     def used(self) -> int:
         ledger.reap(self.share)
-        ledger.reap(self.share, is_freed=True)
+        ledger.reap(self.share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         return ledger.read(self.share).devices[0].used
 
     def pids(self) -> set[int]:

@@ -137,7 +137,7 @@ class World:
     def read(self) -> ledger.Ledger:
         ledger.reap(self.share)
         if self.release_us == 0:
-            ledger.reap(self.share, is_freed=True)
+            ledger.reap(self.share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         return ledger.read(self.share)
 
     def set_release(self, release_us: int) -> None:
@@ -151,7 +151,7 @@ class World:
         while self.release_us and set(self.outside()["processes"][2]) - pids:
             time.sleep(0.002)
         ledger.reap(self.share)
-        ledger.reap(self.share, is_freed=True)
+        ledger.reap(self.share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     def close(self) -> None:
         self.observer.send({"do": "exit"})

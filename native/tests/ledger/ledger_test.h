@@ -62,7 +62,7 @@ static allot_ledger attach_share(void) {
 
 // Clears all that dead owners left, as after a look that found it freed.
 __attribute__((unused)) static int clear_all(allot_ledger *ledger) {
-  int first = allot_ledger_clear(ledger, false), second = allot_ledger_clear(ledger, true);
+  int first = allot_ledger_clear(ledger, 0), second = allot_ledger_clear(ledger, UINT64_MAX);
   return first < 0 || second < 0 ? -1 : first + second;
 }
 

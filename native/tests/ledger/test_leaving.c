@@ -75,6 +75,13 @@ int main(void) {
   allot_ledger_release(&next, 1, 600);
   expect_cleared(&ledger, reap(&ledger, ALLOT_HELD_NOT));
 
+  // A driver that was asked before the end was seen says nothing about it.
+  leave(400);
+  CHECK(allot_ledger_clear(&ledger, 0) == 0);
+  uint64_t marked_ns = ledger.usage->slots[0].movable;
+  CHECK(allot_ledger_clear(&ledger, marked_ns) == 0 && allot_ledger_used(&ledger, 1) == 400);
+  CHECK(allot_ledger_clear(&ledger, marked_ns + 1) == 1 && allot_ledger_used(&ledger, 1) == 0);
+
   // A process without memory leaves nothing to wait for.
   leave(0);
   expect_cleared(&ledger, reap(&ledger, ALLOT_HELD_STILL));

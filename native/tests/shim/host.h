@@ -69,8 +69,8 @@ __attribute__((unused)) static void look_at_share(void) {
 
 // What dead processes left is given back, as after a look that found it freed.
 __attribute__((unused)) static void clear_the_dead(void) {
-  allot_ledger_clear(&share, false);
-  allot_ledger_clear(&share, true);
+  allot_ledger_clear(&share, 0);
+  allot_ledger_clear(&share, UINT64_MAX);
 }
 
 // What all processes of the share are charged with.

@@ -387,10 +387,9 @@ static void the_dead_are_reported_while_they_have_memory(void) {
   EXPECT_EQUAL(total - free, context_cost());
 }
 
-// A process of no share has all of the GPU, and has just been killed.
-static void the_driver_is_asked_again(void) {
+// A process of no share has all of the GPU that is left, and has just been killed.
+static void another_takes_the_rest(void) {
   simulation.machine->faults.release_us = RELEASE_US;
-  CUdeviceptr pointer;
   fflush(NULL);
   pid_t child = fork();
   if (child == 0) {
@@ -398,21 +397,57 @@ static void the_driver_is_asked_again(void) {
     OK(allot_machine_open(&apart));
     OK(allot_machine_attach(&apart, ALLOT_PROCESS_COMPUTE));
     apart.machine->processes[apart.slot].gpus[0].contexts = 1;
-    EXPECT(allot_gpu_take(&apart, 0, allot_gpu_capacity(&apart, 0)));
+    EXPECT(allot_gpu_take(&apart, 0, allot_gpu_capacity(&apart, 0) - allot_gpu_used(&apart, 0)));
     raise(SIGKILL);
   }
   int status;
   EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   EXPECT_EQUAL(physical(0), allot_place_capacity(&simulation, 0));
+}
+
+static void the_driver_is_asked_again(void) {
+  CUdeviceptr pointer;
+  another_takes_the_rest();
   start_on(0);
   OK(cuMemAlloc_v2(&pointer, 100 * MIB));
   EXPECT_EQUAL(physical(0), context_cost() + 100 * MIB);
+}
+
+static void the_driver_is_asked_again_for_a_graph(void) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+      .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+      .bytesize = 100 * MIB};
+  CUgraph graph;
+  CUgraphNode node, end;
+  CUgraphExec made;
+  start_on(0);
+  OK(cuGraphCreate(&graph, 0));
+  OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters));
+  OK(cuGraphAddMemFreeNode(&end, graph, &node, 1, parameters.dptr));
+  OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  another_takes_the_rest();
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(physical(0), context_cost() + 100 * MIB);
+  OK(cuGraphExecDestroy(made));
+  OK(cuGraphDestroy(graph));
+}
+
+static void the_driver_is_asked_again_for_stacks(void) {
+  size_t before;
+  start_on(0);
+  OK(cuCtxGetLimit(&before, CU_LIMIT_STACK_SIZE));
+  another_takes_the_rest();
+  OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2 * before));
+  EXPECT(physical(0) > context_cost());
 }
 
 static const test_case cases[] = {
     {"memory_returns_when_the_driver_has_it_back", memory_returns_when_the_driver_has_it_back},
     {"the_dead_are_reported_while_they_have_memory", the_dead_are_reported_while_they_have_memory},
     {"the_driver_is_asked_again", the_driver_is_asked_again},
+    {"the_driver_is_asked_again_for_a_graph", the_driver_is_asked_again_for_a_graph},
+    {"the_driver_is_asked_again_for_stacks", the_driver_is_asked_again_for_stacks},
     {"a_child_is_a_process_of_its_own", a_child_is_a_process_of_its_own},
     {"a_child_of_an_initialised_process", a_child_of_an_initialised_process},
     {"threads_at_once", threads_at_once},

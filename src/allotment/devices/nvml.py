@@ -279,6 +279,7 @@ def _named_reading(nvml: ModuleType, handle: Handle, _index: int) -> tuple[str, 
 
 
 def _reading(nvml: ModuleType, handle: Handle) -> Reading:
+    asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     _, _, used = _memory(nvml, handle)
     rates = optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Reading(
@@ -290,6 +291,7 @@ def _reading(nvml: ModuleType, handle: Handle) -> Reading:
         ),
         power_mw=optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
         processes=_processes(nvml, handle),
+        asked_ns=asked_ns,
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine's devices and their use, from NVML or a simulated machine's file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allotment.model.devices import Device
 
@@ -53,3 +53,5 @@ class Reading:
     temperature_c: int | None
     power_mw: int | None
     processes: tuple[DeviceProcess, ...]
+    asked_ns: int = field(default=0, compare=False)
+    """When the driver was asked, by CLOCK_BOOTTIME. 0: unknown."""

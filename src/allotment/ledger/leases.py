@@ -140,7 +140,7 @@ def library() -> ctypes.CDLL:
         ("allot_ledger_create", (text, text)),
         ("allot_ledger_open", (ledger, text)),
         ("allot_ledger_close", (ledger,)),
-        ("allot_ledger_clear", (ledger, ctypes.c_bool)),
+        ("allot_ledger_clear", (ledger, word)),
         ("allot_ledger_set_limit", (text, number, word, ctypes.c_bool, word_out)),
     ):
         getattr(loaded, name).argtypes = arguments

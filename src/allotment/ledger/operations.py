@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from allotment.ledger import layout
 from allotment.ledger.leases import cut_down, library
-from allotment.ledger.snapshots import damaged
+from allotment.ledger.snapshots import damaged, read
 from allotment.model.errors import LedgerError, LimitBelowUseError
 
 if TYPE_CHECKING:
@@ -92,19 +92,19 @@ def create(directory: Path, policy: LedgerPolicy) -> None:
         raise _failure(directory, code, "make the ledger")
 
 
-def reap(directory: Path, *, is_freed: bool = False) -> int:
+def reap(directory: Path, *, asked_ns: int = 0) -> int:
     """Reclaim the entries of dead processes; return their number.
 
     An entry with memory is left for some seconds first, as the driver may not have freed it.
-    `is_freed`: since an earlier call, the driver was seen to hold no dead process's memory, so the
-    entries that were left then are reclaimed at once.
+    `asked_ns`: when the driver was asked (CLOCK_BOOTTIME), and seen to hold no dead process's
+    memory. Entries that were left before are reclaimed at once.
     """
     ledger = _Ledger()
     code = library().allot_ledger_open(ctypes.byref(ledger), os.fsencode(directory))
     if code != 0:
         raise _failure(directory, code, "open the ledger")
     try:
-        cleared = int(library().allot_ledger_clear(ctypes.byref(ledger), is_freed))
+        cleared = int(library().allot_ledger_clear(ctypes.byref(ledger), asked_ns))
     finally:
         library().allot_ledger_close(ctypes.byref(ledger))
     if -cleared in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -137,7 +137,8 @@ def set_limit(directory: Path, device: int, memory_limit: int, *, force: bool = 
         ctypes.byref(used),
     )
     if code == -errno.EBUSY:
-        raise LimitBelowUseError(need=used.value, have=memory_limit)
+        has_leaving = read(directory).has_leaving
+        raise LimitBelowUseError(need=used.value, have=memory_limit, has_leaving=has_leaving)
     if code != 0:
         raise _failure(directory, code, "change the limit")
     return used.value

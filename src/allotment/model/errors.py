@@ -131,16 +131,22 @@ class BusyError(AllotError):
 
 
 class LimitBelowUseError(BusyError):
-    """The new limit is below current use; `need` is the use and `have` the limit, in bytes."""
+    """The new limit is below current use; `need` is the use and `have` the limit, in bytes.
 
-    def __init__(self, *, need: int, have: int) -> None:
+    `has_leaving`: some of the use is that of ended programs, until the driver frees their memory.
+    """
+
+    def __init__(self, *, need: int, have: int, has_leaving: bool = False) -> None:
         self.need = need
         self.have = have
         super().__init__(
             f"{format_bytes(need)} ({need} bytes) in use, more than the new limit of "
             f"{format_bytes(have)}",
             hint=(
-                "free memory in the program first, or add --force: new allocations then fail "
+                "some of it is of programs that have ended: the driver frees it within seconds, so"
+                " try again"
+                if has_leaving
+                else "free memory in the program first, or add --force: new allocations then fail "
                 "until usage fits the limit"
             ),
         )

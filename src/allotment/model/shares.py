@@ -55,7 +55,7 @@ class ShareDevice:
     begun_bytes: int | None = None
     """The limit at the start of its programs, if `allot resize` has changed it since."""
     most_bytes: int | None = None
-    """The highest limit so far, if `allot resize` has changed it."""
+    """The use that `allot resize --force` found and left above the limit, if any."""
 
     @property
     def driver_uuid(self) -> str:

@@ -99,13 +99,13 @@ class SoftMode(Mode):
         `device` is the part before, `memory_bytes` the new limit.
         """
 
-    def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
-        """Set the limit; from the return on, no allocation succeeds under the old one.
+    def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> int:
+        """Set the limit; return the use. From then on no allocation succeeds under the old limit.
 
         Raises `LimitBelowUseError` if more is in use and `force` is false, or `LedgerError`.
         """
         index, _ = _device(directory, uuid)
-        ledger.set_limit(directory, index, memory_bytes, force=force)
+        return ledger.set_limit(directory, index, memory_bytes, force=force)
 
     def revise(self, directory: Path, uuid: str, terms: Terms, *, devices: Path) -> None:
         """Change the contract; in force on return.

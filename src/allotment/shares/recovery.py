@@ -137,17 +137,19 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
 def without_freed(found: LoadedShare, readings: Mapping[str, Reading | Problem]) -> LoadedShare:
     """The share without the use of dead processes, if the driver has freed all of their memory.
 
-    The driver lists a process until then. Entries of processes that end meanwhile are left.
+    The driver lists a process until then. Entries of processes that end later are left.
     """
     if found.ledger is None or not found.ledger.has_leaving:
         return found
+    asked = []
     for device in found.devices():
         reading = readings.get(device.driver_uuid)
         if not isinstance(reading, Reading):
             return found
         if not all(is_running(each.pid) for each in reading.processes):
             return found
+        asked.append(reading.asked_ns)
     with suppress(LedgerError):
-        reap(found.directory, is_freed=True)
+        reap(found.directory, asked_ns=min(asked, default=0))
         return replace(found, ledger=read(found.directory))
     return found

@@ -205,18 +205,24 @@ def _apply(
 ) -> None:
     """Put the new parts in force; after a refusal the old parts are restored."""
     both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
-    write_record(found.directory, _with_parts(share, both))
+    before = {device.uuid: device.most_bytes for device in share.devices}
+    allowed = {
+        device.uuid: max(device.memory_bytes, device.most_bytes or 0) for device in share.devices
+    }
+    write_record(found.directory, _with_parts(share, both, most=allowed))
+    kept: dict[str, int | None] = {}
     changed: list[str] = []
     try:
         for uuid in new:
             changed.append(uuid)
-            _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
+            used = _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
+            kept[uuid] = before[uuid] if used is None else min(used, allowed[uuid])
     except AllotError:
         for uuid in changed:
             _enforce(mode, folder, found, uuid, new[uuid], old[uuid], force=True)
-        write_record(found.directory, _with_parts(share, old))
+        write_record(found.directory, _with_parts(share, old, most=before))
         raise
-    write_record(found.directory, _with_parts(share, new))
+    write_record(found.directory, _with_parts(share, new, most=kept))
 
 
 def _enforce(
@@ -228,11 +234,14 @@ def _enforce(
     after: _Part,
     *,
     force: bool,
-) -> None:
+) -> int | None:
+    """Return the memory in use after a change of the limit."""
+    used = None
     if after.memory != before.memory:
-        mode.resize(found.directory, uuid, after.memory, force=force)
+        used = mode.resize(found.directory, uuid, after.memory, force=force)
     if after.terms is not None and after.terms != before.terms:
         mode.revise(found.directory, uuid, after.terms, devices=folder.devices)
+    return used
 
 
 def _greater(one: _Part, other: _Part) -> _Part:
@@ -249,20 +258,19 @@ def _greater(one: _Part, other: _Part) -> _Part:
     return _Part(max(one.memory, other.memory), terms)
 
 
-def _with_parts(share: Share, parts: Mapping[str, _Part]) -> Share:
-    devices = tuple(_with_part(each, parts) for each in share.devices)
+def _with_parts(
+    share: Share, parts: Mapping[str, _Part], *, most: Mapping[str, int | None]
+) -> Share:
+    devices = tuple(_with_part(each, parts[each.uuid], most[each.uuid]) for each in share.devices)
     return replace(share, devices=devices, is_resized=True)
 
 
-def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:
-    part = parts[device.uuid]
+def _with_part(device: ShareDevice, part: _Part, most: int | None) -> ShareDevice:
     compute = device.compute if part.terms is None else part.terms.compute
     begun = device.begun_bytes
     if begun is None and part.memory != device.memory_bytes:
         begun = device.memory_bytes
-    most = device.most_bytes
-    if begun is not None:
-        most = max(most or 0, device.memory_bytes, part.memory)
+    above = most if most is not None and most > part.memory else None
     return replace(
-        device, memory_bytes=part.memory, compute=compute, begun_bytes=begun, most_bytes=most
+        device, memory_bytes=part.memory, compute=compute, begun_bytes=begun, most_bytes=above
     )

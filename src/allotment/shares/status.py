@@ -477,11 +477,11 @@ def _limit(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
 def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
     """The limit, or the use of a share whose limit was lowered below it (`allot resize --force`).
 
-    Its programs write the use, so it counts up to the highest limit that the share has had.
+    Its programs write the use, so it counts up to what was in use then.
     """
     record = recorded.get(device.uuid)
-    highest = record.most_bytes if record and record.most_bytes else 0
-    return max(_limit(device, recorded), min(device.used, highest))
+    most = record.most_bytes if record and record.most_bytes else 0
+    return max(_limit(device, recorded), min(device.used, most))
 
 
 def _with_utilization(

@@ -120,7 +120,10 @@ def test_lists_live_processes_and_reclaims_dead_ones(share: Path, native_dir: Pa
     assert ledger.read(share).processes == ()
     assert ledger.reap(share) == 0, "the driver may not have freed its memory yet"
     assert ledger.read(share).devices[1].used == 12345
-    assert ledger.reap(share, is_freed=True) == 1
+    with pytest.raises(LimitBelowUseError) as refused:
+        ledger.set_limit(share, 1, 12000)
+    assert (refused.value.hint or "").startswith("some of it is of programs that have ended")
+    assert ledger.reap(share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)) == 1
     assert ledger.read(share).devices[1] == ledger.DeviceUse(used=0, peak=12345, refusals=0)
 
 

@@ -264,10 +264,19 @@ def test_resize_below_the_use_changes_no_device(
         assert set(forced.limits().values()) == {2 * GI}
         assert forced.ledger
         assert [each.pid for each in forced.ledger.processes] == [holder.pid]
+        # What is in use may stay, and is all that may be above the limit.
+        assert _kept(forced) == [None, 3 * GI]
+        assert _kept(resize(folder, "pair", to("4Gi"), devices, force=True)) == [None, None]
+        assert _kept(resize(folder, "pair", to("1Gi"), devices, force=True)) == [None, 3 * GI]
         holder.communicate()
     found = lifecycle.find(folder, "pair")
     assert found.ledger
     assert found.ledger.processes == ()
+
+
+def _kept(found: lifecycle.LoadedShare) -> list[int | None]:
+    assert found.share
+    return [each.most_bytes for each in found.share.devices]
 
 
 _CREATE = """

@@ -12,7 +12,9 @@ from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, ProcessUse, SeatAccount
 from allotment.model.compute import parse_compute
+from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
 from allotment.modes.mps.state import Loss
 from allotment.shares import lifecycle
@@ -20,6 +22,7 @@ from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import start_time
 from allotment.shares.record import write_record
+from allotment.shares.resize import LimitChange, resize
 from allotment.shares.status import (
     DRIVER_TOLERANCE_BYTES,
     DeviceView,
@@ -274,6 +277,20 @@ def test_more_than_the_limit_by_the_driver_is_not_enforced(
     beyond = look(GI + DRIVER_TOLERANCE_BYTES + 1)
     assert (beyond.is_enforced, beyond.enforcement) == (False, "no")
     assert "the limit is 1Gi" in beyond.excess
+
+
+def test_a_share_that_was_larger_takes_nothing_back(
+    folder: StateFolder, make: Make, devices: tuple[Device, ...], sleeper: Sleeper
+) -> None:
+    """Not by writing a use above its limit into its ledger."""
+    _, directory = make("6Gi", name="train", runner=None)
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    smaller = LimitChange(memory=parse_memory("1Gi"))
+    found = resize(folder, "train", smaller, devices, force=True)
+    assert found.ledger
+    forged = replace(found.ledger, devices=(replace(found.ledger.devices[0], used=6 * GI),))
+    (share,) = view([replace(found, ledger=forged)], driver((pid, 6 * GI)))
+    assert "the limit is 1Gi" in share.overuse
 
 
 def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
