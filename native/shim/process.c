@@ -142,6 +142,13 @@ static bool view_shares(process *own) {
     say_unusable(share_directory(0), "folder", failure);
     return false;
   }
+  // The driver would show its devices or these, and CUDA has one MIG device a process.
+  if (share_beside_bare()) {
+    say_once(
+        "one of its shares has whole devices or a MIG slice (mode exclusive, timeslice or mig): it"
+        " cannot be combined with another share; use one container for each");
+    return false;
+  }
   if (count > MAX_SHARES) {
     say_once("its container has %u shares, at most %d can be used", count, MAX_SHARES);
     return false;

@@ -27,6 +27,7 @@
 
 typedef struct share_list {
   unsigned count;
+  bool has_bare;
   char directories[MAX_SHARES][LONGEST];
 } share_list;
 
@@ -42,15 +43,18 @@ __attribute__((constructor)) static void note_environment(void) {
   loader_prepare();
 }
 
-static bool has_policy(const char *directory) {
-  char policy[LONGEST + sizeof "/policy"];
-  snprintf(policy, sizeof policy, "%s/policy", directory);
-  return access(policy, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
+static bool has_file(const char *directory, const char *name) {
+  char path[LONGEST + sizeof "/policy"];
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 // Keeps the list sorted: every program of the container numbers the devices alike.
 static void add(share_list *list, const char *directory) {
-  if (!has_policy(directory)) return;
+  if (!has_file(directory, "policy")) {
+    list->has_bare |= has_file(directory, "id");
+    return;
+  }
   unsigned at = list->count++;
   if (at >= MAX_SHARES) return;
   while (at > 0 && strcmp(list->directories[at - 1], directory) > 0) {
@@ -128,6 +132,10 @@ static const share_list *shares(void) {
 
 unsigned share_count(void) {
   return shares()->count;
+}
+
+bool share_beside_bare(void) {
+  return shares()->has_bare;
 }
 
 int share_failure(void) {

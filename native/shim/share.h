@@ -13,6 +13,8 @@ unsigned share_count(void);
 // Why the shares could not be looked for (errno); 0: they are known. One share counts then, which
 // cannot be used.
 int share_failure(void);
+// Is there also a share without a ledger, whose devices the shim does not know?
+bool share_beside_bare(void);
 // The directory of one of them, in a fixed order.
 const char *share_directory(unsigned share);
 

@@ -138,6 +138,18 @@ def test_two_shares_of_one_gpu_are_refused_with_the_reason(allot: Allot, tmp_pat
     assert "two of its shares are parts of GPU-" in done.stderr
 
 
+def test_a_share_without_a_ledger_goes_with_no_other(allot: Allot, tmp_path: Path) -> None:
+    """Else its devices, such as a MIG slice, would be hidden. Pods alone get such modes."""
+    create(allot, tmp_path, *PAIR, "--gpu", "a100", "--memory", "1Gi")
+    inside = tmp_path / "slice.json"
+    (marker := tmp_path / "id").write_text("0123456789ab\n")
+    mount = {"hostPath": str(marker), "containerPath": "/run/allotment/share/0123456789ab/id"}
+    inside.write_text(json.dumps({"devices": [{"containerEdits": {"mounts": [mount]}}]}))
+    done = run_in_container(allot, tmp_path, *BURN, "--memory", "64Mi", "--seconds", "1")
+    assert done.returncode != 0
+    assert "a MIG slice (mode exclusive, timeslice or mig): it cannot be combined" in done.stderr
+
+
 def test_a_share_of_mode_mps_goes_with_no_other(allot: Allot, tmp_path: Path) -> None:
     """A process has one MPS pipe directory. Pods alone get this mode in a container."""
     for name, gpu in (("one", "a100"), ("other", "h100")):
