@@ -180,6 +180,12 @@ BENCHES: Final = (
         10,
         "Does a killed and restarted program take memory of its neighbour?",
     ),
+    _overhead(
+        "forged-use",
+        "forgery",
+        25,
+        "Is a program that forges its ledger and passes its limit ever shown as enforced?",
+    ),
     _overhead("size", "limits", 5, "How much disk space does a share take?"),
     # ---- shares of GPU time
     _compute(
