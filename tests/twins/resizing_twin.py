@@ -74,7 +74,9 @@ class ResizingWorld:
         annotations: Mapping[str, str] | None = None,
     ) -> bool:
         """Create a pod and bind it; False if it does not fit, by the book."""
-        limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
+        limits = {"allotment.dev/gpu": "1"}
+        if memory:
+            limits["allotment.dev/gpu-memory"] = memory
         if percent:
             limits["allotment.dev/gpu-compute"] = str(percent)
         pod = pod_json(name, limits=limits, annotations=annotations)

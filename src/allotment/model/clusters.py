@@ -143,6 +143,9 @@ class PlacedContainer:
     floor: int = 0
     """Basis points of each device's time that are not guaranteed to others, for this container and
     all like it."""
+    part: int | None = None
+    """Basis points of each device's memory, for quotas of parts, after a resize; None: as requested.
+    """
 
 
 @dataclass(frozen=True, slots=True)

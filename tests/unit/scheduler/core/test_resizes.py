@@ -160,6 +160,80 @@ def test_a_quota_counts_the_difference() -> None:
     world.quotas.check_invariants()
 
 
+PARTS = "requests.nvidia.com/gpumem-percentage"
+
+
+def limited(world: ResizingWorld, key: str, hard: str) -> None:
+    world.quotas.set_quotas([NamespaceQuota(namespace="ml", name="q", hard={key: hard})])
+
+
+def used(world: ResizingWorld) -> int:
+    (amount,) = (used for used, _ in world.quotas.usage("ml").values())
+    return amount
+
+
+def test_no_road_leads_past_a_quota() -> None:
+    world = ResizingWorld()
+    limited(world, "requests.allotment.dev/gpu-memory", "40Gi")
+    # Created with the annotation, or changed before it is bound: it counts after the bind.
+    world.create("a", "20Gi", annotations={"allotment.dev/resize": "memory:50Gi"})
+    world.create("b", "10Gi")
+    world.settle()
+    assert (gib(world, "a"), used(world)) == (20, 30 * GIB)
+    # Two at once: each alone fits.
+    world.wish("a", "memory:28Gi")
+    world.wish("b", "memory:18Gi")
+    world.settle()
+    assert sorted((gib(world, "a"), gib(world, "b"))) in ([10, 28], [18, 20])
+    # Removed after another pod got the room.
+    world.wish("b", "memory:2Gi")
+    world.wish("a", "memory:38Gi")
+    world.settle()
+    assert (gib(world, "a"), gib(world, "b")) == (38, 2)
+    world.wish("b", "")
+    world.settle()
+    assert gib(world, "b") == 2
+    assert "need 10Gi of GPU memory, have 2Gi of 40Gi" in world.refused["b"][-1].text
+    # While no scheduler runs, and twice in the meantime.
+    world.wish("b", "memory:3Gi")
+    world.wish("b", "memory:30Gi")
+    world.restart_scheduler()
+    limited(world, "requests.allotment.dev/gpu-memory", "40Gi")
+    world.settle()
+    assert (gib(world, "b"), used(world)) == (2, 40 * GIB)
+    world.quotas.check_invariants()
+
+
+def test_a_quota_of_parts_counts_what_is_booked() -> None:
+    world = ResizingWorld()
+    limited(world, PARTS, "80")
+    world.create("a", "", annotations={"allotment.dev/memory": "20%"})
+    world.create("b", "", annotations={"allotment.dev/memory": "20%"})
+    world.wish("a", "memory:70%")
+    world.settle()
+    assert "need 70 % of a GPU's memory, have 60 % of 80 %" in world.refused["a"][-1].text
+    world.wish("a", "memory:60%")
+    world.settle()
+    assert (gib(world, "a"), used(world)) == (48, 8000)
+    # Its node refuses to shrink it: the larger part counts, also for the next scheduler.
+    world.used["a"] = 40 * GIB
+    world.wish("a", "memory:10%")
+    world.settle()
+    assert (gib(world, "a"), used(world)) == (48, 8000)
+    world.restart_scheduler()
+    limited(world, PARTS, "80")
+    assert used(world) == 8000
+    world.used.clear()
+    world.settle()
+    assert used(world) == 3000
+    world.wish("a", "memory:8Gi")  # bytes are no part, as at creation
+    world.settle()
+    assert (gib(world, "a"), used(world)) == (8, 2000)
+    world.wish("a", "")
+    world.settle()
+    assert (gib(world, "a"), used(world)) == (16, 4000)
+
+
 def test_a_write_without_an_answer_is_repeated_to_the_letter() -> None:
     world = ResizingWorld()
     world.create("a", "20Gi")
