@@ -144,8 +144,7 @@ class PlacedContainer:
     """Basis points of each device's time that are not guaranteed to others, for this container and
     all like it."""
     part: int | None = None
-    """Basis points of each device's memory, for quotas of parts, after a resize; None: as requested.
-    """
+    """Basis points of each device's memory after a resize, for quotas; None: as requested."""
 
 
 @dataclass(frozen=True, slots=True)

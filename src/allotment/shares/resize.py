@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allotment.ledger import Terms
+from allotment.model.accounting import overlap
 from allotment.model.compute import Compute, ComputeClass, revised
 from allotment.model.devices import Device
 from allotment.model.errors import (
@@ -110,7 +111,23 @@ def change_limits(
     }
     states = states_of(by_uuid.values(), others, change.host_budget)
     new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
-    _apply(mode, folder, found, share, old, new, force=force)
+    before = {uuid: replace(part, terms=found.terms.get(uuid)) for uuid, part in old.items()}
+    after = _in_turn(found, new, shares)
+    if before == after and _with_parts(share, new).devices == share.devices:
+        return found
+    both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
+    write_record(found.directory, _with_parts(share, both))
+    changed: list[str] = []
+    try:
+        for uuid in new:
+            changed.append(uuid)
+            _enforce(mode, folder, found, uuid, before[uuid], after[uuid], force=force)
+    except AllotError:
+        for uuid in changed:
+            _enforce(mode, folder, found, uuid, after[uuid], before[uuid], force=True)
+        write_record(found.directory, _with_parts(share, old))
+        raise
+    write_record(found.directory, _with_parts(share, new))
     text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
     note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
     return find(folder, found.id)
@@ -193,30 +210,26 @@ def _new_terms(
     return replace(terms, compute=compute)
 
 
-def _apply(
-    mode: SoftMode,
-    folder: StateFolder,
-    found: LoadedShare,
-    share: Share,
-    old: Mapping[str, _Part],
-    new: Mapping[str, _Part],
-    *,
-    force: bool,
-) -> None:
-    """Put the new parts in force; after a refusal the old parts are restored."""
-    both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
-    write_record(found.directory, _with_parts(share, both))
-    changed: list[str] = []
-    try:
-        for uuid in new:
-            changed.append(uuid)
-            _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
-    except AllotError:
-        for uuid in changed:
-            _enforce(mode, folder, found, uuid, new[uuid], old[uuid], force=True)
-        write_record(found.directory, _with_parts(share, old))
-        raise
-    write_record(found.directory, _with_parts(share, new))
+def _in_turn(
+    found: LoadedShare, parts: Mapping[str, _Part], shares: Iterable[LoadedShare]
+) -> dict[str, _Part]:
+    """Return what is in force: no guarantee while another container of the pod has it."""
+    owner = found.owner
+    taken = {
+        uuid
+        for each in shares
+        if owner and each.owner and each.owner.uid == owner.uid and not overlap(owner, each.owner)
+        for uuid, terms in each.terms.items()
+        if terms.compute.guarantee
+    }
+    return {
+        uuid: replace(part, terms=_unguaranteed(part.terms)) if uuid in taken else part
+        for uuid, part in parts.items()
+    }
+
+
+def _unguaranteed(terms: Terms | None) -> Terms | None:
+    return terms and replace(terms, compute=replace(terms.compute, guarantee=0))
 
 
 def _enforce(
