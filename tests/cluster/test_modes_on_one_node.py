@@ -261,7 +261,41 @@ while True:
 """Holds 3 GiB, and prints the memory of its GPU whenever it changes."""
 
 
-def test_a_pod_is_resized_while_its_program_runs(whole: Cluster, pods: Pods) -> None:
+def check_refusals(whole: Cluster, path: str) -> None:
+    """What the webhook, the policy and Kubernetes do not let through."""
+    for wish, why in {
+        "memory:much": "'much' is not an amount",
+        "gpus:2": "gpus",
+        "other=memory:4Gi": "not in the pod",
+    }.items():
+        change = {"metadata": {"annotations": {"allotment.dev/resize": wish}}}
+        with pytest.raises(ApiError, match=why):
+            whole.api.patch(path, change)
+    with pytest.raises(ApiError, match=r"except allotment\.dev/resize"):
+        whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/class": "latency"}}})
+    larger = {"limits": {GPU_MEMORY: "9Gi"}, "requests": {GPU_MEMORY: "9Gi"}}
+    spec = {"containers": [{"name": "main", "resources": larger}]}
+    with pytest.raises(ApiError, match="only cpu and memory resources are mutable"):
+        whole.api.patch(f"{path}/resize", {"spec": spec}, kind="strategic")
+
+
+def kill_node(whole: Cluster, node: NodeAgent) -> None:
+    whole.restart("kubelet", signal.SIGKILL)
+    node.end(signal.SIGKILL)
+    node.again()
+
+
+def shown_limits(node: NodeAgent, pods: Pods, name: str) -> list[int]:
+    """Of a pod's devices, by `allot ps`."""
+    own = node.share(pods, name).id
+    shares = json.loads(node.allot("ps", "-o", "json"))["shares"]
+    (shown,) = [each["devices"] for each in shares if each["id"] == own]
+    return [each["memory_limit_bytes"] for each in shown]
+
+
+def test_a_pod_is_resized_while_its_program_runs(
+    whole: Cluster, node: NodeAgent, pods: Pods
+) -> None:
     limits: dict[str, str | int] = {GPU: "1", GPU_MEMORY: "8Gi", GPU_COMPUTE: "30"}
     body = pod("seer", container(["python3", "-c", SEES], limits=limits))
     body["metadata"]["annotations"] = {"allotment.dev/mode": "soft"}
@@ -297,31 +331,31 @@ def test_a_pod_is_resized_while_its_program_runs(whole: Cluster, pods: Pods) -> 
     wait_until(lambda: part() == (4, 5000), "release of what shrank")
 
     def sums() -> int:
-        node = whole.api.get("/api/v1/nodes/node-1")
-        return parse_whole(node["status"]["allocatable"][GPU_MEMORY]) - before
+        found = whole.api.get("/api/v1/nodes/node-1")
+        return parse_whole(found["status"]["allocatable"][GPU_MEMORY]) - before
 
-    wait_until(lambda: sums() == 4 * GIB, "Kubernetes counts what the pod has")
-    for wish, why in {
-        "memory:much": "'much' is not an amount",
-        "gpus:2": "gpus",
-        "other=memory:4Gi": "not in the pod",
-    }.items():
-        change = {"metadata": {"annotations": {"allotment.dev/resize": wish}}}
-        with pytest.raises(ApiError, match=why):
-            whole.api.patch(path, change)
-    with pytest.raises(ApiError, match=r"except allotment\.dev/resize"):
-        whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/class": "latency"}}})
-    larger = {"limits": {GPU_MEMORY: "9Gi"}, "requests": {GPU_MEMORY: "9Gi"}}
-    spec = {"containers": [{"name": "main", "resources": larger}]}
-    with pytest.raises(ApiError, match="only cpu and memory resources are mutable"):
-        whole.api.patch(f"{path}/resize", {"spec": spec}, kind="strategic")
+    def is_in_force() -> bool:
+        """The node reports the generation of the placement, and its sums are without the rest."""
+        found = whole.api.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
+        own = pods.get("seer")["metadata"]
+        generation = json.loads(own["annotations"][PLACEMENT])["resize"]["generation"]
+        reported = json.loads(found["allotment.dev/devices"]).get("resized", {})
+        return reported.get(own["uid"]) == generation and sums() == 4 * GIB
+
+    wait_until(is_in_force, "Kubernetes counts what the pod has")
+    kill_node(whole, node)
+    wait_until(is_in_force, "the same after the end of kubelet and agent")
+    assert part() == (4, 5000)
+    assert shown_limits(node, pods, "seer") == [4 * GIB]
+    assert pods.wait_logs("seer", lines=3) == "8192\n20480\n4096\n"
+    check_refusals(whole, path)
     whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/resize": None}}})
     assert pods.wait_logs("seer", lines=4) == "8192\n20480\n4096\n8192\n"
 
     def explain() -> str:
-        node = whole.api.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
+        found = whole.api.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
         log = tail(whole.log("allotment-scheduler"))
-        return f"{pods.get('seer')['metadata']}\n{node['allotment.dev/devices']}\n{sums()}\n{log}"
+        return f"{pods.get('seer')['metadata']}\n{found['allotment.dev/devices']}\n{sums()}\n{log}"
 
     wait_until(lambda: part() == (8, 3000), "release of what it had more", explain=explain)
     wait_until(lambda: sums() == 0, "the sums as they were", explain=explain)

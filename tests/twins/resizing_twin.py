@@ -18,8 +18,9 @@ from allotment.dialects.own.placement import PLACEMENT, RESIZE, accepted_resize,
 from allotment.dialects.own.registry import asks_of, need_of
 from allotment.kube.errors import ConflictError, UnreachableError
 from allotment.kube.objects import PodObject, to_pod
-from allotment.model.clusters import ClusterPod, PodBooking
+from allotment.model.clusters import ClusterPod, NamespaceQuota, PodBooking
 from allotment.model.pods import PodUid
+from allotment.model.quantities import parse_whole
 from allotment.model.requests import Request
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
@@ -56,12 +57,22 @@ class ResizingWorld:
         self._seen: dict[str, dict[str, Any]] = {}
         """The pods as the node knows them."""
         self._shares: dict[str, Request] = {}
-        self.quotas = QuotaBook()
+        self.hard: dict[str, str] = {}
+        """The quota of the pods' namespace."""
         self._clock = 0.0
         self._start()
 
     def uid(self, name: str) -> PodUid:
         return PodUid(f"uid-{name}-{self.pods[name]['number']}")
+
+    def limit(self, hard: dict[str, str]) -> None:
+        self.hard = hard
+        quota = NamespaceQuota(namespace="ml", name="q", hard=hard)
+        self.quotas.set_quotas([quota])
+
+    def quota_used(self) -> int:
+        (amount,) = (used for used, _ in self.quotas.usage("ml").values())
+        return amount
 
     # ---- what users do ---------------------------------------------------------------------------
 
@@ -74,7 +85,9 @@ class ResizingWorld:
         annotations: Mapping[str, str] | None = None,
     ) -> bool:
         """Create a pod and bind it; False if it does not fit, by the book."""
-        limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
+        limits = {"allotment.dev/gpu": "1"}
+        if memory:
+            limits["allotment.dev/gpu-memory"] = memory
         if percent:
             limits["allotment.dev/gpu-compute"] = str(percent)
         pod = pod_json(name, limits=limits, annotations=annotations)
@@ -182,6 +195,7 @@ class ResizingWorld:
     def _start(self) -> None:
         self._events.clear()
         self.quotas = QuotaBook()
+        self.limit(self.hard)
         self.book = Book(Cluster(), quotas=self.quotas)
         self.handler = ClusterEventHandler(self.book, self.quotas, clock=lambda: self._clock)
         self.resizing = Resizing(
@@ -252,6 +266,8 @@ class ResizingWorld:
         for part in (0, 1):
             total = sum(amounts[part] for amounts in placed.values())
             assert total <= (CAPACITY, 10_000)[part], placed
+        if hard := self.hard.get("requests.allotment.dev/gpu-memory"):
+            assert sum(memory for memory, _ in placed.values()) <= parse_whole(hard), placed
         for name, (memory, guarantee) in placed.items():
             share = self._shares.get(name)
             if share is not None:

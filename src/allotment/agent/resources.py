@@ -19,6 +19,7 @@ from allotment.agent.config.schema import (
     matches_pattern,
 )
 from allotment.agent.mig.strategy import PER_PROFILE, inherited, serve
+from allotment.devices.models import tabled_profiles
 from allotment.dialects.own import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
@@ -161,16 +162,17 @@ def plan(
     _warn_of_mixtures(offered, problems)
     shared_devices = [as_whole(each.device) for each in shares]
     offered += _shares(shared_devices, unhealthy, config)
+    migs = {
+        each.device.uuid: use
+        for each in shares
+        if each.rule is not None and (use := mig_use(each.rule)) is not None
+    }
     return Offer(
         resources=tuple(sorted(offered, key=attrgetter("name"))),
-        quantities=_quantities(shared_devices, unhealthy),
+        quantities=_quantities(shared_devices, unhealthy, migs),
         modes={each.device.uuid: each.mode for each in parts},
         shared={each.device.uuid: each.modes for each in shares},
-        migs={
-            each.device.uuid: use
-            for each in shares
-            if each.rule is not None and (use := mig_use(each.rule)) is not None
-        },
+        migs=migs,
         time_slices={
             each.device.uuid: each.rule.time_slice
             for each in parts
@@ -289,7 +291,7 @@ def _dynamic(devices: Sequence[Device], config: Config) -> frozenset[str]:
 
 def as_whole(device: Device) -> Device:
     """Return a GPU as it is without MIG."""
-    return replace(device, mig=False, reserved_bytes=0) if device.mig else device
+    return replace(device, mig=False) if device.mig else device
 
 
 def _name(device: Device, config: Config) -> str:
@@ -463,15 +465,26 @@ def _shares(
         )
 
 
-def _quantities(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> Mapping[str, int]:
-    """Return the amounts of healthy devices, for the node's capacity."""
+def _quantities(
+    devices: Sequence[Device], unhealthy: Mapping[str, str], migs: Collection[str]
+) -> Mapping[str, int]:
+    """Return the amounts of healthy devices, for the node's capacity.
+
+    They do not depend on whether MIG is on at present. An H100's largest slice has more memory
+    than the driver leaves to other modes.
+    """
     if not devices:
         return {}
     healthy = [each for each in devices if each.uuid not in unhealthy]
     return {
-        GPU_MEMORY: sum(each.allottable_bytes for each in healthy),
+        GPU_MEMORY: sum(_most_memory(each, may_be_cut=each.uuid in migs) for each in healthy),
         GPU_COMPUTE: _WHOLE_COMPUTE * len(healthy),
     }
+
+
+def _most_memory(device: Device, *, may_be_cut: bool) -> int:
+    slices = tabled_profiles(device) if may_be_cut else ()
+    return max(device.allottable_bytes, *(each.memory_bytes for each in slices), 0)
 
 
 def _warn_of_mixtures(resources: Sequence[Resource], problems: list[str]) -> None:

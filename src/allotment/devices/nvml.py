@@ -215,10 +215,7 @@ def describe(
     else:
         device = _real_device(nvml, handle, index)
     mig = optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if mig is not None and mig[0]:
-        # Its memory belongs to its MIG devices; the whole GPU is not available.
-        return replace(device, mig=True, reserved_bytes=device.memory_bytes)
-    return device
+    return replace(device, mig=True) if mig is not None and mig[0] else device
 
 
 def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:

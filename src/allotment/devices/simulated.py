@@ -222,7 +222,7 @@ class SimulatedMachine:
         field = layout.GPU_MIG_FIELDS["enabled"]
         split = _flags(self.path, layout.MIG_AT, layout.GPU_MIG_SIZE, field)
         return tuple(
-            replace(device, mig=True, reserved_bytes=device.memory_bytes) if is_split else device
+            replace(device, mig=True) if is_split else device
             for device, is_split in zip(described, split, strict=False)
         )
 

@@ -143,6 +143,8 @@ class PlacedContainer:
     floor: int = 0
     """Basis points of each device's time that are not guaranteed to others, for this container and
     all like it."""
+    part: int | None = None
+    """Basis points of each device's memory after a resize, for quotas; None: as requested."""
 
 
 @dataclass(frozen=True, slots=True)

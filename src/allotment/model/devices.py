@@ -57,7 +57,9 @@ class Device:
 
     @property
     def allottable_bytes(self) -> int:
-        """Bytes available to shares in total."""
+        """Bytes available to shares in total; 0 in MIG mode, where MIG devices have them."""
+        if self.mig and self.slice_of is None:
+            return 0
         return max(0, self.memory_bytes - self.reserved_bytes)
 
     @property

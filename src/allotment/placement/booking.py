@@ -278,7 +278,13 @@ def _larger(one: PlacedContainer, other: PlacedContainer) -> PlacedContainer:
         )
         for mine, its in zip(one.devices, other.devices, strict=True)
     )
-    return replace(one, devices=tuple(devices), floor=max(one.floor, other.floor))
+    parts = [each.part for each in (one, other) if each.part is not None]
+    return replace(
+        one,
+        devices=tuple(devices),
+        floor=max(one.floor, other.floor),
+        part=max(parts, default=None),
+    )
 
 
 class Promised(NamedTuple):

@@ -102,7 +102,10 @@ def explained(
         obstacles += _before(evidence, need, dialect)
     booking = pod.booking if standing is Standing.PLACED else None
     if booking is not None:
-        obstacles += _resize(pod, live, replace(BookSettings(), needs=settings))
+        quotas = _quota_book(evidence, pod.namespace)
+        obstacles += _resize(
+            pod, live, Book(Cluster(), settings=BookSettings(needs=settings), quotas=quotas)
+        )
     if standing is Standing.BOUND and pod.problem and (need is not None or has_started):
         node = cluster.node(pod.node)
         usage = None if need is None or node is None else _unplaced(need, node, kubelet_pod)
@@ -210,9 +213,11 @@ def _standing(evidence: Evidence, pod: ClusterPod) -> Standing:
     return Standing.PLACED if pod.booking and pod.booking.containers else Standing.BOUND
 
 
-def _resize(pod: ClusterPod, live: LiveCluster, settings: BookSettings) -> list[Refusal]:
-    """Return why a pod's `allotment.dev/resize` is not in force; empty if it is."""
-    book = Book(Cluster(), settings=settings)
+def _resize(pod: ClusterPod, live: LiveCluster, book: Book) -> list[Refusal]:
+    """Return why a pod's `allotment.dev/resize` is not in force; empty if it is.
+
+    The book is empty, and filled here.
+    """
     for node in live.nodes:
         book.node_put(node)
     for other in live.pods:

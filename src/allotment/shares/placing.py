@@ -196,7 +196,7 @@ def _as_cut(folder: StateFolder, device: Device) -> Device:
 
     if not Journal(folder.mig / device.uuid).is_switched:
         return device
-    return replace(device, mig=True, reserved_bytes=device.memory_bytes)
+    return replace(device, mig=True)
 
 
 def check_selectors(order: ShareOrder, devices: Iterable[Device]) -> None:

@@ -440,16 +440,15 @@ def _driver_stamps(root: Path) -> tuple[object, ...]:
 
 
 def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:
-    """Return what differs from a request; None: nothing."""
+    """Return what a request changes. None: nothing, of a share without a ledger."""
     devices = found.devices()
     asked = request.compute
     is_same = all(replace(each.compute, is_governed=asked.is_governed) == asked for each in devices)
     compute = None if is_same else asked
     memory = request.memory
-    if all(memory.size_bytes == each.memory_bytes for each in devices) and compute is None:
-        return None
     if compute is None:
-        return LimitChange(memory)
+        is_same = all(memory.size_bytes == each.memory_bytes for each in devices)
+        return None if is_same and found.ledger is None else LimitChange(memory)
     return LimitChange(memory, compute, compute.weight, compute.kind)
 
 

@@ -8,8 +8,10 @@ interruption: growth is booked first, shrinking last.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from allotment.ledger import Terms
+from allotment.model.accounting import overlap
 from allotment.model.compute import Compute, ComputeClass, revised
 from allotment.model.devices import Device
 from allotment.model.errors import (
@@ -54,6 +56,13 @@ class _Part:
 
     memory: int
     terms: Terms | None
+
+
+class _Change(NamedTuple):
+    """Parts by device."""
+
+    old: Mapping[str, _Part]
+    new: Mapping[str, _Part]
 
 
 def resize(
@@ -110,7 +119,12 @@ def change_limits(
     }
     states = states_of(by_uuid.values(), others, change.host_budget)
     new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
-    _apply(mode, folder, found, share, old, new, force=force)
+    before = {uuid: replace(part, terms=found.terms.get(uuid)) for uuid, part in old.items()}
+    after = _in_turn(found, new, shares)
+    most = {device.uuid: device.most_bytes for device in share.devices}
+    if before == after and _with_parts(share, new, most=most).devices == share.devices:
+        return found
+    _apply(mode, folder, found, share, _Change(old, new), _Change(before, after), force=force)
     text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
     note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
     return find(folder, found.id)
@@ -198,14 +212,16 @@ def _apply(
     folder: StateFolder,
     found: LoadedShare,
     share: Share,
-    old: Mapping[str, _Part],
-    new: Mapping[str, _Part],
+    booked: _Change,
+    in_force: _Change,
     *,
     force: bool,
 ) -> None:
     """Put the new parts in force; after a refusal the old parts are restored."""
+    old, new = booked
+    before, after = in_force
     both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
-    before = {device.uuid: device.most_bytes for device in share.devices}
+    most = {device.uuid: device.most_bytes for device in share.devices}
     allowed = {
         device.uuid: max(device.memory_bytes, device.most_bytes or 0) for device in share.devices
     }
@@ -215,14 +231,36 @@ def _apply(
     try:
         for uuid in new:
             changed.append(uuid)
-            used = _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
-            kept[uuid] = before[uuid] if used is None else min(used, allowed[uuid])
+            used = _enforce(mode, folder, found, uuid, before[uuid], after[uuid], force=force)
+            kept[uuid] = most[uuid] if used is None else min(used, allowed[uuid])
     except AllotError:
         for uuid in changed:
-            _enforce(mode, folder, found, uuid, new[uuid], old[uuid], force=True)
-        write_record(found.directory, _with_parts(share, old, most=before))
+            _enforce(mode, folder, found, uuid, after[uuid], before[uuid], force=True)
+        write_record(found.directory, _with_parts(share, old, most=most))
         raise
     write_record(found.directory, _with_parts(share, new, most=kept))
+
+
+def _in_turn(
+    found: LoadedShare, parts: Mapping[str, _Part], shares: Iterable[LoadedShare]
+) -> dict[str, _Part]:
+    """Return what is in force: no guarantee while another container of the pod has it."""
+    owner = found.owner
+    taken = {
+        uuid
+        for each in shares
+        if owner and each.owner and each.owner.uid == owner.uid and not overlap(owner, each.owner)
+        for uuid, terms in each.terms.items()
+        if terms.compute.guarantee
+    }
+    return {
+        uuid: replace(part, terms=_unguaranteed(part.terms)) if uuid in taken else part
+        for uuid, part in parts.items()
+    }
+
+
+def _unguaranteed(terms: Terms | None) -> Terms | None:
+    return terms and replace(terms, compute=replace(terms.compute, guarantee=0))
 
 
 def _enforce(

@@ -137,6 +137,17 @@ def test_unhealthy_gpus_keep_their_slots_and_count_in_no_quantity() -> None:
     }
 
 
+def test_quantities_are_the_same_with_mig_on_and_off() -> None:
+    """kube-scheduler's sums do not change with a mode of idle GPUs."""
+    text = "allotment: {devices: [{modes: [soft, mig]}]}"
+    h100 = gpu(0, name="NVIDIA H100 80GB HBM3", memory_bytes=81559 << 20, reserved_bytes=550 << 20)
+    for each, most in ((device(0), 79 * GI), (h100, 81152 << 20)):  # an H100's 7g.80gb
+        off, on = (offered(text, (replace(each, mig=mig),)) for mig in (False, True))
+        assert off.quantities == on.quantities == {GPU_MEMORY: most, GPU_COMPUTE: 100}
+        assert replace(each, mig=True).allottable_bytes == 0
+        assert as_whole(replace(each, mig=True)) == each
+
+
 def test_soft_gpus_are_shares_and_quantities() -> None:
     offer = offered("allotment: {devices: [{mode: soft}]}")
     assert counts(offer) == {GPU_SHARE: 64}

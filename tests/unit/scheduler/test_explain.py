@@ -477,5 +477,8 @@ def test_a_resize_that_is_not_in_force_is_explained() -> None:
     found = Twin([node("a")], [one]).explain("one")
     assert kinds(found) == [Obstacles.RESIZE]
     assert "its resize is not in force on node a yet" in found.obstacles[0].text
+    limit = quota("q", **{"requests.allotment.dev/gpu-memory": "25Gi"})
+    (over,) = Twin([node("a")], [one], [limit]).explain("one").obstacles
+    assert "not resized: quota of its namespace exceeded: need 30Gi of GPU memory" in over.text
     plain = pod("one", asking(), on=("a", 0))
     assert kinds(Twin([node("a")], [plain]).explain("one")) == []

@@ -6,16 +6,14 @@ what is in force with what a device has.
 """
 
 import atexit
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from killing import kill_after
 
 from allotment.devices.packing import read_machine
 from allotment.devices.simulated import machine_path
@@ -32,40 +30,13 @@ from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 GI = 1 << 30
-KILLED = 77
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 KINDS = (INIT, SIDECAR, INIT, REGULAR, REGULAR)
 PODS = 3
-STEPS = {"open", "os.chmod", "os.mkdir", "os.link", "os.remove", "os.rename", "os.rmdir"}
 AMOUNTS = st.lists(st.integers(1, 9), min_size=len(KINDS), max_size=len(KINDS))
 PLACES = st.integers(0, len(KINDS) - 1)
 MACHINE = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, MACHINE, ignore_errors=True)
-
-
-def kill_after(steps: int, root: Path, operation: Callable[[], object]) -> None:
-    """Runs an operation in a child that dies before its step of that number below a folder."""
-    child = os.fork()
-    if child:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, KILLED}
-        return
-    left = steps
-
-    def count(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        if event in STEPS and any(str(each).startswith(str(root)) for each in arguments[:2]):
-            left -= 1
-            if left < 0:
-                os._exit(KILLED)
-
-    sys.addaudithook(count)
-    try:
-        operation()
-    except DoesNotFitError:
-        pass  # refused before it came so far
-    except BaseException:  # noqa: BLE001 - the child must not go on as the test
-        os._exit(1)
-    os._exit(0)
 
 
 def counted(amounts: dict[int, int]) -> int:

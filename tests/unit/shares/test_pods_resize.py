@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from killing import kill_after
 from pod_node import GI, Node, in_force, order, pair
 
 from allotment.model.compute import Compute, ComputeClass
@@ -14,7 +15,7 @@ from allotment.model.modes import MPS
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Share
-from allotment.shares.lifecycle import find
+from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.pods import NodePolicy
 
 
@@ -56,6 +57,37 @@ def test_what_does_not_fit_beside_the_others_changes_nothing(node: Node) -> None
     node.check()
 
 
+def limit_of(found: LoadedShare) -> int:
+    assert found.ledger is not None
+    (device,) = found.ledger.policy.devices
+    return device.memory_limit
+
+
+def test_a_killed_resize_is_carried_out_by_the_next_agent(node: Node) -> None:
+    """Whatever was in force when it was killed, is booked."""
+    share = node.prepare(order(1, "4Gi", guarantee=30))
+    small = asked("4Gi", Compute(3000, is_governed=True))
+    large = asked("10Gi", Compute(6000, is_governed=True))
+    kills = {"4Gi": 0, "10Gi": 0}
+    for request in (large, small):
+        key, steps = request.memory.text, 0
+        while kill_after(steps, node.folder.root, lambda: resized(node, share, request)):  # noqa: B023
+            found = find(node.folder, share.id)
+            assert found.share is not None
+            (booked,) = found.share.devices
+            assert booked.memory_bytes >= limit_of(found)
+            assert booked.compute.guarantee >= in_force(node, share) * 100
+            node.shares = node.restarted()
+            (done,) = resized(node, share, request).devices
+            assert done.memory_bytes == limit_of(find(node.folder, share.id))
+            assert in_force(node, share) == request.compute.guarantee // 100
+            node.check()
+            resized(node, share, small if request is large else large)
+            steps += 1
+        kills[key] = steps
+    assert min(kills.values()) >= 4  # the record is written before and after the ledger
+
+
 def test_mps_fixes_compute(node: Node) -> None:
     request = Request(parse_memory("4Gi"), mode=MPS)
     share = node.prepare(order(1, request=request))
@@ -75,5 +107,9 @@ def test_containers_that_run_in_turn_keep_their_guarantees(node: Node) -> None:
     changed = resized(node, init, asked("13Gi", device.compute))
     assert changed.devices[0].compute == device.compute
     assert changed.devices[0].memory_bytes == 13 * GI
+    assert (in_force(node, init), in_force(node, train)) == (0, 60)
+    node.check()
+    more = resized(node, init, asked("13Gi", replace(device.compute, guarantee=9000)))
+    assert more.devices[0].compute.guarantee == 9000
     assert (in_force(node, init), in_force(node, train)) == (0, 60)
     node.check()

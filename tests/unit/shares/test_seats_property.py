@@ -5,19 +5,18 @@ no seat is lost for ever.
 
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from killing import kill_after
 
 from allotment.ledger import read_contract
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
-from allotment.model.errors import DoesNotFitError, UsageError
+from allotment.model.errors import DoesNotFitError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
@@ -39,43 +38,6 @@ PROMISES = st.tuples(st.integers(0, 70), st.integers(1, 100), st.booleans()).map
         min(values[0], values[1]) * 100, values[1] * 100, is_governed=values[2] or values[0] > 0
     )
 )
-KILLED = 77
-# Everything that an operation does outside of this process; a kill comes before one of them.
-STEPS = {
-    "open",
-    "os.chmod",
-    "os.link",
-    "os.mkdir",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "shutil.rmtree",
-}
-
-
-def kill_after(steps: int, root: Path, operation: Callable[[], object]) -> None:
-    """Runs an operation in a child that dies before its step of that number below a folder."""
-    child = os.fork()
-    if child:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, KILLED}
-        return
-    left = steps
-
-    def count(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        if event in STEPS and any(str(each).startswith(str(root)) for each in arguments[:2]):
-            left -= 1
-            if left < 0:
-                os._exit(KILLED)
-
-    sys.addaudithook(count)
-    try:
-        operation()
-    except (DoesNotFitError, UsageError):
-        pass  # refused before it came so far
-    except BaseException:  # noqa: BLE001 - the child must not go on as the test
-        os._exit(1)
-    os._exit(0)
 
 
 class Seats(RuleBasedStateMachine):

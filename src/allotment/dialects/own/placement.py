@@ -69,6 +69,8 @@ class _Container(msgspec.Struct, frozen=True, omit_defaults=True):
     """Guarantee of each device, in place of `guarantee`."""
     floor: _Points = 0
     """Part of each device's time that is not guaranteed to others. Only the scheduler reads it."""
+    part: _Points | None = None
+    """As in `PlacedContainer`. Only the scheduler reads it."""
     kind: str = ContainerKind.REGULAR.value
     place: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     mode: Annotated[str, Meta(max_length=64)] | None = None
@@ -266,6 +268,7 @@ def _written(container: PlacedContainer) -> _Container:
         exclusion=container.exclusion,
         oversubscribe=container.may_oversubscribe,
         floor=container.floor,
+        part=container.part,
     )
 
 
@@ -299,6 +302,7 @@ def _read(name: str, written: _Container) -> PlacedContainer:
         exclusion=written.exclusion,
         may_oversubscribe=written.oversubscribe,
         floor=written.floor,
+        part=written.part,
     )
 
 

@@ -229,10 +229,7 @@ CONDITION: Final = "asks-for-gpus"
 _CONTAINERS: Final = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
 _ANNOTATIONS: Final = "object.metadata.?annotations.orValue({})"
 _OLD_ANNOTATIONS: Final = "oldObject.metadata.?annotations.orValue({})"
-_IS_RESIZED: Final = (
-    f"'{RESIZE}' in {_ANNOTATIONS}"
-    f" && {_ANNOTATIONS}[?'{RESIZE}'] != {_OLD_ANNOTATIONS}[?'{RESIZE}']"
-)
+_IS_RESIZED: Final = f"{_ANNOTATIONS}[?'{RESIZE}'] != {_OLD_ANNOTATIONS}[?'{RESIZE}']"
 _LABELS: Final = "object.metadata.?labels.orValue({})"
 _SCHEDULER: Final = "object.spec.?schedulerName.orValue('')"
 _LIMITS: Final = "c.?resources.?limits.orValue({})"
@@ -242,7 +239,7 @@ def webhook_condition(keys: Keys) -> str:
     """Return the expression for pods that the webhook must see.
 
     For a new pod it is `Keys.match` in CEL, without pods that opted out. Of other pods the webhook
-    sees a changed `allotment.dev/resize`.
+    sees a changed or removed `allotment.dev/resize`.
     """
     others = _any(
         _in_limits(keys.resources - OWN.asking_resources),

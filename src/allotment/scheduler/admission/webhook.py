@@ -30,7 +30,7 @@ from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFI
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import shown
 from allotment.kube.cluster_feed import to_cluster_pod
-from allotment.kube.objects import PodObject
+from allotment.kube.objects import PodObject, to_pod
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import traits_of
@@ -166,17 +166,23 @@ class PodWebhook:
             return ReviewAnswer(refusal=str(error), code=_FORBIDDEN, reason="Forbidden")
 
     def _resized(self, request: ReviewRequest) -> ReviewAnswer:
-        """Refuse a resize that can never be; warn if there is no room at present."""
+        """Refuse a resize that can never be, or is beyond a quota; warn if there is no room."""
         try:
             item = _POD.decode(request.object)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return ReviewAnswer(refusal=f"it is not a pod: {error}", code=_INVALID)
         pod = to_cluster_pod(item)
+        wish = (item.metadata.annotations or {}).get(RESIZE)
+        if wish is not None and not (pod.booking and pod.booking.containers):
+            try:
+                _check_resize(to_pod(item))
+            except UsageError as error:
+                return ReviewAnswer(refusal=error.one_line(), code=_INVALID, reason="Invalid")
         refusal = self._resizes(pod)
         if not isinstance(refusal, Refusal):
             return ReviewAnswer()
         text = f"pod {pod}: {refusal.text}" + (f"; hint: {refusal.hint}" if refusal.hint else "")
-        if refusal.reason == Reason.RESIZE:
+        if refusal.reason == Reason.RESIZE and wish is not None:
             return ReviewAnswer(refusal=text, code=_INVALID, reason="Invalid")
         if refusal.reason == Reason.QUOTA:
             return ReviewAnswer(refusal=text, code=_FORBIDDEN, reason="Forbidden")
@@ -379,6 +385,8 @@ def _check_resize(pod: Pod) -> None:
 
     A pod for the scheduler may ask for more: the scheduler checks that when it has placed the pod.
     """
+    if (error := never_asked(pod)) is not None:
+        raise error
     own = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
     asks_of(replace(pod, annotations=own), nvidia=())
 

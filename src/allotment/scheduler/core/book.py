@@ -4,7 +4,7 @@
 Events in, decisions out. No I/O; time is an argument.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from allotment.dialects.own.placement import RESIZE
@@ -27,6 +27,7 @@ from allotment.placement.explain import Reason, Refusal, refuse
 from allotment.placement.judge import in_later_modes
 from allotment.placement.search import MOST_EFFORT
 from allotment.placement.selections import Effort
+from allotment.scheduler.core.quota import points_of
 from allotment.scheduler.core.reservations import (
     HELD,
     PodEntry,
@@ -177,7 +178,8 @@ class Book(Reservations):
             is_in_force = node.resized.get(pod.uid) == accepted.generation
             is_over = is_in_force and target != pod.booking.containers
             return replace(pod.booking, containers=target) if is_over else None
-        both = larger_of(larger_of(pod.booking.containers, entry.booking.containers), target)
+        before = larger_of(pod.booking.containers, entry.booking.containers)
+        both = larger_of(_with_parts(before, need_of(pod, self.settings.needs)), target)
         order = replace(
             pod.booking,
             containers=both,
@@ -273,7 +275,9 @@ class Book(Reservations):
                 memory = request.memory.of(size)
                 devices.append(replace(device, memory=memory, guarantee=guarantee))
             floor = request.floor if traits_of(container.mode).takes_turns else 0
-            found.append(replace(container, devices=tuple(devices), floor=floor))
+            points = points_of(request.memory)
+            part = points if points or points_of(own[container.name].memory) else None
+            found.append(replace(container, devices=tuple(devices), floor=floor, part=part))
         return tuple(found)
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -429,6 +433,17 @@ class Book(Reservations):
 
 def _wish_of(pod: ClusterPod) -> str:
     return pod.asks.annotations.get(RESIZE, "") if pod.asks is not None else ""
+
+
+def _with_parts(
+    containers: Iterable[PlacedContainer], need: PodNeed
+) -> tuple[PlacedContainer, ...]:
+    """Write down the parts of GPUs' memory that a pod's own request counts for quotas."""
+    own = {each.name: points_of(each.request.memory) for each in need.containers}
+    return tuple(
+        replace(each, part=own[each.name]) if each.part is None and own.get(each.name) else each
+        for each in containers
+    )
 
 
 def _without_cpu(need: PodNeed) -> PodNeed:

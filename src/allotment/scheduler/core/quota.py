@@ -27,7 +27,7 @@ from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
-from allotment.model.quantities import parse_whole
+from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request
 from allotment.placement.booking import held_slices
 from allotment.placement.explain import Reason, Refusal, refuse
@@ -290,11 +290,19 @@ def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
         charge[DEVICES] = len(placed.devices)
         charge[MEMORY] = sum(device.memory for device in placed.devices)
         charge[COMPUTE] = sum(device.guarantee for device in placed.devices)
-    if request.memory.part is not None:
-        charge[PART] = int(request.memory.part * _WHOLE) * request.count
+    part = points_of(request.memory)
+    if placed is not None and placed.part is not None:
+        part = placed.part
+    if part:
+        charge[PART] = part * request.count
         if placed is None:
             charge[_UNKNOWN] = charge[PART]
     return charge
+
+
+def points_of(memory: MemoryAmount) -> int:
+    """Return a part of a GPU's memory in basis points; 0: an amount in bytes."""
+    return int((memory.part or 0) * _WHOLE)
 
 
 def _refusal(limits: Iterable[_Limit], charge: Charge, used: Charge) -> Refusal | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from kubelet_twin import SOFT_DEVICES, UNIT, PodTwin
 from tenancy_scene import INIT, Scene, part, story
 
@@ -70,6 +71,37 @@ async def test_what_is_refused_is_not_reported_as_in_force_and_tried_again(node:
     node.change(pod, placement=placement(pod, 4, 1, "memory:2Gi"))
     await node.tenants.look()
     assert (memory_of(node, pod), node.resized) == (2, {pod.uid: 1})
+
+
+class Killed(BaseException):
+    """The agent's process is killed."""
+
+
+@story
+async def test_an_agent_that_is_killed_has_not_reported_it(node: Scene) -> None:
+    """Before or after it changed the share: the next one repeats it, and reports the same."""
+    pod = node.admit("1", part())
+    node.change(pod, placement=placement(pod, 4))
+    await node.start(pod)
+    for generation, point in enumerate(("tenancy.resizing", "tenancy.resized"), 1):
+
+        def kill(reached: str, at: str = point) -> None:
+            if reached == at:
+                raise Killed
+
+        wish = f"memory:{4 - generation}Gi"
+        before, node.step = dict(node.resized), kill
+        node.change(pod, placement=placement(pod, 4, generation, wish))
+        with pytest.raises(Killed):
+            await node.tenants.look()
+        assert node.resized == before
+        node.step = lambda _: None
+        node.start_agent()
+        await node.tenants.adopt()
+        node.change(pod, placement=placement(pod, 4, generation, wish))
+        await node.tenants.look()
+        assert (memory_of(node, pod), node.resized) == (4 - generation, {pod.uid: generation})
+        assert node.released == {GPU_MEMORY: generation * UNIT}
 
 
 @story

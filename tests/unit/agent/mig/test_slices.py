@@ -162,7 +162,7 @@ def test_schedulers_are_told_why_mig_is_left_off(modes: str, problem: str) -> No
 
 def test_a_gpu_in_mig_mode_has_its_memory_still() -> None:
     cut = {UUID: CutGpu(profiles=A100, is_enabled=True)}
-    devices = {UUID: replace(gpu(0), mig=True, reserved_bytes=gpu(0).memory_bytes)}
+    devices = {UUID: replace(gpu(0), mig=True)}
     offer = plan(
         tuple(devices.values()), {}, load("allotment: {devices: [{mode: mig}]}", source="f")
     )

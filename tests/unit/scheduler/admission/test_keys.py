@@ -319,7 +319,9 @@ def test_texts_in_expressions_end_where_they_should() -> None:
     assert untranslated_condition(Keys()) == "false"
     created, _, changed = webhook_condition(Keys()).rpartition(") : ")
     assert created.endswith("&& (false)")
-    assert changed.startswith("'allotment.dev/resize' in object.metadata")
+    new, _, old = changed.partition(" != ")
+    assert new == "object.metadata.?annotations.orValue({})[?'allotment.dev/resize']"
+    assert old == new.replace("object", "oldObject")  # a removal counts too
 
 
 def test_mig_resources_ask_by_themselves_where_they_are_translated() -> None:

@@ -590,14 +590,41 @@ def test_a_resize_that_can_never_be_is_refused(reason: Reason, code: int | None)
     assert not response(hook, {"spec": 1}, operation="UPDATE")["allowed"]
 
 
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 @pytest.mark.parametrize(
-    ("text", "node", "is_allowed"),
-    [("memory:70Gi", "n1", False), ("memory:70Gi", "", True), ("memory:x", "", False)],
+    ("text", "node", "problem"),
+    [
+        ("memory:70Gi", "n1", "memory (need 70Gi, have 1Gi)"),
+        ("memory:512Mi", "n1", ""),
+        ("memory:70Gi", "", ""),
+        ("memory:x", "", "'x' is not an amount"),
+    ],
 )
-def test_a_resize_is_checked_at_creation(text: str, node: str, *, is_allowed: bool) -> None:
+def test_a_resize_of_a_pod_without_a_placement_is_checked(
+    operation: str, text: str, node: str, problem: str
+) -> None:
     """Without a scheduler a pod gets no more than its request, which the quota counted."""
     main = container(gpu="1")
     main["resources"]["limits"]["allotment.dev/gpu-memory"] = "1Gi"
     document = pod(main, annotations={"allotment.dev/resize": text})
     document["spec"]["nodeName"] = node
-    assert response(webhook(), document)["allowed"] == is_allowed
+    found = response(webhook(), document, operation=operation)
+    assert found["allowed"] == (not problem)
+    if problem:
+        assert problem in found["status"]["message"]
+
+
+def test_a_resize_of_a_pod_without_gpus_is_refused() -> None:
+    document = pod(container(), annotations={"allotment.dev/resize": "memory:1Gi"})
+    found = response(webhook(), document, operation="UPDATE")
+    assert "no container asks for a GPU" in found["status"]["message"]
+
+
+@pytest.mark.parametrize(("reason", "is_allowed"), [(Reason.RESIZE, True), (Reason.QUOTA, False)])
+def test_a_removed_resize_is_refused_if_the_quota_does_not_allow_the_request(
+    reason: Reason, *, is_allowed: bool
+) -> None:
+    hook = PodWebhook(DIALECTS, resizes=lambda _: refuse(reason, "need 9Gi, have 8Gi"))
+    document = pod(container(gpu="1"), annotations={})
+    document["spec"]["nodeName"] = "n1"
+    assert response(hook, document, operation="UPDATE")["allowed"] == is_allowed
