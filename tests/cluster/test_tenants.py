@@ -92,7 +92,7 @@ def test_no_pod_gets_the_state_folder_where_the_policy_is(
         *("/run/containerd/containerd.sock", "/var/lib/containerd", "/run/crio/crio.sock"),
         *("/proc", "/proc/1/root/run/allotment", "/proc/self/cwd", "/dev", "/dev/fd/3"),
     )
-    others = ("/run/allot", "/srv", "/var/log", "/var/runner", "/dev/shm", "/sys", "/procs")
+    others = ("/run/allot", "/srv", "/var/log", "/var/runner", "/dev/kvm", "/sys", "/procs")
 
     def is_refused(host_path: str) -> bool:
         body = with_path("tried", host_path)

@@ -206,7 +206,7 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(machine: Callable[[str],
 
 @pytest.mark.parametrize("is_hung", [False, True])
 def test_a_gpu_that_was_lost_before_the_start_is_gone(
-    machine: Callable[[str], Path], is_hung: bool
+    machine: Callable[[str], Path], *, is_hung: bool
 ) -> None:
     """Another one that hangs may be the expected one: then no decision is possible."""
     path = machine("t4:3")

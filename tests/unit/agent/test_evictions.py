@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kubelet_twin import OFFER, ROOM, SOFT_DEVICES, UNIT, PodsTwin, PodTwin, ReportsTwin
@@ -167,7 +168,7 @@ async def test_ids_of_a_resource_that_is_gone_are_given_again(node: Scene) -> No
 @pytest.mark.parametrize("has_run", [False, True], ids=["before its start", "at a restart"])
 @pytest.mark.parametrize("has_share", [False, True], ids=["no share", "a share"])
 def test_a_pod_of_which_another_container_runs_stays(
-    kind: ContainerKind, is_evicted: bool, has_run: bool, has_share: bool
+    kind: ContainerKind, *, is_evicted: bool, has_run: bool, has_share: bool
 ) -> None:
     """It would lose its work. A sidecar only serves the container that cannot start."""
 
@@ -289,7 +290,7 @@ def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"is_ending": True}, {"has_ended": True}], ids=str)
-def test_pods_that_end_are_not_evicted(fields: dict[str, bool]) -> None:
+def test_pods_that_end_are_not_evicted(fields: dict[str, Any]) -> None:
     scene = Sick(**fields)
     scene.sick = {"GPU-0": "it is lost"}
     scene.look(after_s=0)

@@ -52,8 +52,8 @@ class ShareEvents:
             notes += [(UNGUARDED, text) for text in guards_missing(pod, container)]
         for reason, text in notes:
             if text:
-                text = f"container {container}: {text}"
-                self._reports.pod(share.owner, reason, text, is_warning=True)
+                message = f"container {container}: {text}"
+                self._reports.pod(share.owner, reason, message, is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError
