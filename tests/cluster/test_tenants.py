@@ -7,6 +7,7 @@ server can do, and where that is seen.
 
 from __future__ import annotations
 
+import signal
 import struct
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,13 @@ from allotment.kube.inventories import DEVICES
 SLEEP = ["sleep", "1000"]
 EVICTING = f"{SOFT}  health: {{evictAfter: 2s}}\n"
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+HASTY_FRONT = """\
+from pathlib import Path
+from allotment.agent.plugin.front import Front, run
+kubelet = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+run(Front(kubelet=kubelet, state=Path("/run/allotment"), bridge_s=2))
+"""
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 STATE_FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "manifests" / "state-folder.yaml"
 
 
@@ -78,7 +86,13 @@ def test_no_pod_gets_the_state_folder_where_the_policy_is(
     node.cluster.kubectl_run("apply", "--server-side", "--validate=strict", "-f", str(path))
     api = node.cluster.api
     labels = {"allotment.dev/host-paths": "allowed"}
-    reaching = ("/", "/run", "/run/allotment/shares", "//run/./allotment/", "/var/run", "/etc/cdi")
+    reaching = (
+        *("/", "/run", "/run/allotment/shares", "//run/./allotment/", "/etc/cdi"),
+        *("/var", "/var/run", "/var//run/allotment", "/var/lib/kubelet/pods"),
+        *("/run/containerd/containerd.sock", "/var/lib/containerd", "/run/crio/crio.sock"),
+        *("/proc", "/proc/1/root/run/allotment", "/proc/self/cwd", "/dev", "/dev/fd/3"),
+    )
+    others = ("/run/allot", "/srv", "/var/log", "/var/runner", "/dev/kvm", "/sys", "/procs")
 
     def is_refused(host_path: str) -> bool:
         body = with_path("tried", host_path)
@@ -91,8 +105,11 @@ def test_no_pod_gets_the_state_folder_where_the_policy_is(
     try:
         wait_until(lambda: is_refused("/run"), "the policy")
         assert [each for each in reaching if not is_refused(each)] == []
-        assert [each for each in ("/run/allot", "/srv", "/var/log") if is_refused(each)] == []
+        assert [each for each in others if is_refused(each)] == []
         assert "refused by the policy allotment-state-folder" in doctor(node)
+        warns = {"spec": {"validationActions": ["Warn"]}}
+        api.patch(f"{ADMISSION}/validatingadmissionpolicybindings/allotment-state-folder", warns)
+        assert "its binding does not deny" in doctor(node)
         api.patch(f"/api/v1/namespaces/{pods.namespace}", {"metadata": {"labels": labels}})
         wait_until(lambda: not is_refused("/run"), "the exemption")
     finally:
@@ -171,7 +188,10 @@ def test_the_pods_of_a_lost_gpu_are_placed_again(node: NodeAgent, pods: Pods) ->
         # No controller makes this one again.
         pods.create(asking("bare"))
         pods.wait_ready("bare")
+        # The next agent has not seen that GPU, and evicts its pods all the same.
+        node.end(signal.SIGKILL)
         node.fault("--gpu", lost, "--lost")
+        node.again()
         told = pods.wait_event(first, reason="PodEvicted", contains=lost)
         assert "its controller creates it again" in told["message"]
         second = wait_until(
@@ -190,8 +210,10 @@ def test_the_pods_of_a_lost_gpu_are_placed_again(node: NodeAgent, pods: Pods) ->
     cluster.wait_allocatable(GPU, 32)
 
 
-def test_after_a_removal_nothing_is_left_on_the_node(node: NodeAgent) -> None:
-    """The last: without its agent."""
+def test_a_node_without_an_agent_gets_no_pod_and_nothing_is_left_after_a_removal(
+    node: NodeAgent, pods: Pods
+) -> None:
+    """The last. Its front bridges two seconds in place of five minutes."""
     cluster = node.cluster
 
     def left() -> list[str]:
@@ -204,8 +226,15 @@ def test_after_a_removal_nothing_is_left_on_the_node(node: NodeAgent) -> None:
         return [each for each in fields if each.startswith(ours)]
 
     assert len(left()) > 10
+    former = cluster.front_pid
+    cluster.node.popen([sys.executable, "-c", HASTY_FRONT])
+    wait_until(lambda: cluster.front_pid not in {None, former}, "another front")
     node.end()
+    cluster.wait_allocatable(GPU, 0)
+    pods.create(asking("late"))
+    pods.wait_event("late", reason="FailedScheduling", contains=f"Insufficient {GPU}")
     said = node.allot("agent", "--remove", "--kubeconfig", str(cluster.kubeconfig))
     assert said == f"{cluster.node_name}: removed what its agent wrote\n"
     assert left() == []
     node.again()
+    pods.wait_ready("late")

@@ -204,6 +204,33 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(machine: Callable[[str],
     asyncio.run(script())
 
 
+@pytest.mark.parametrize("is_hung", [False, True])
+def test_a_gpu_that_was_lost_before_the_start_is_gone(
+    machine: Callable[[str], Path], *, is_hung: bool
+) -> None:
+    """Another one that hangs may be the expected one: then no decision is possible."""
+    path = machine("t4:3")
+    uuids = uuids_of(path)
+    faults.set_fault(path, 0, lost=True)
+    if is_hung:
+        faults.set_fault(path, 1, hang_us=FOR_EVER_US)
+
+    async def script() -> None:
+        gone = set[str]()
+        watch = GpuWatch(machine=path, patience_s=0.5, poll_s=0.1, expected=lambda: uuids)
+        watch.hear(lambda uuid, seen: gone.add(uuid) if isinstance(seen, Gone) else None)
+        async with watching(watch):
+            await watch.first_look()
+            if is_hung:
+                await watch.test(uuids[2])
+                assert gone == set()
+                faults.set_fault(path, 1, hang_us=0)
+            await until(lambda: gone == {uuids[0]})
+            assert uuids[0] not in listed(watch)
+
+    asyncio.run(script())
+
+
 def test_a_gpu_that_reports_something_is_looked_at_before_its_time(
     machine: Callable[[str], Path],
 ) -> None:

@@ -285,6 +285,7 @@ class PodTwin:
                     each.limits(),
                     has_finished=each.state is State.FINISHED or self.has_ended,
                     is_started=each.has_run,
+                    is_running=each.state is State.RUNNING,
                     restarts=each.restarts,
                 )
                 for each in self.containers
@@ -315,15 +316,22 @@ class KubeletTwin:
         self.pods: dict[PodUid, PodTwin] = {}
         self.table: list[CheckpointEntry] = []
         self.is_checkpoint_removed = False
+        self.is_damaged = False
+        """Its checkpoint stays unreadable, whatever it writes."""
+        self.checkpoint_writes = 0
+        """How often it was asked to write all that it knows."""
         self.news: deque[tuple[PodUid, Pod | None]] = deque()
         """What the API server has not been told yet, or the agent not by it."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
+        if self.is_damaged:
+            raise StateError("no checkpoint")
         return () if self.is_checkpoint_removed else tuple(self.table)
 
     def write_checkpoint(self) -> None:
         """It writes all that it knows, at each list of devices."""
         self.is_checkpoint_removed = False
+        self.checkpoint_writes += 1
 
     def running(self) -> Iterator[tuple[PodTwin, ContainerTwin]]:
         for pod in self.pods.values():

@@ -2,8 +2,9 @@
 """Deletes pods that the node cannot serve any more, so that their controllers create them again.
 
 Two causes: the node changed after the pod's devices were chosen, or a GPU with shares is sick and
-the configuration says so. A pod without a controller would be lost: it gets an event only. A
-placement cannot be changed in place, because the scheduler books by it.
+the configuration says so. A pod stays, with an event, if no controller creates it again, or if
+another container of it runs: that one's work would be lost. A placement cannot be changed in place,
+because the scheduler books by it.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Final, NoReturn
 from allotment.agent.protocols import Pods, Reports
 from allotment.dialects.own.placement import PLACEMENT, read_booking
 from allotment.model.errors import AllotError, DoesNotFitError, MisplacedError, UsageError
-from allotment.model.pods import Owner, Pod, PodUid
+from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 
 EVICTED: Final = "PodEvicted"
 KEPT: Final = "PodNotEvicted"
@@ -24,6 +25,8 @@ MISPLACED_S: Final = 10.0
 NO_ROOM_S: Final = 60.0
 """The same for a GPU without room: programs of an earlier pod may take long to end."""
 _LOOK_S: Final = 1.0
+_AGAIN_S: Final = 10.0
+"""Before another attempt, if the API server refused to delete a pod."""
 
 
 def is_misplaced(pod: Pod, error: AllotError) -> bool:
@@ -69,17 +72,19 @@ class Evictions:
         """Since when the shares of misplaced pods are refused."""
         self._since: dict[str, float] = {}
         """Since when GPUs are sick."""
-        self._done: set[PodUid] = set()
-        """Pods that are deleted, or have their event."""
+        self._deleted: set[PodUid] = set()
+        self._kept: dict[PodUid, tuple[str, float]] = {}
+        """Why pods stay, as last reported, and when that was found."""
 
-    async def refused(self, pod: Pod, error: AllotError) -> None:
-        """Evict a pod whose share is refused, if that lasts."""
+    async def refused(self, pod: Pod, containers: Collection[str], error: AllotError) -> None:
+        """Evict a pod if the share of these containers is refused for long enough."""
         if not is_misplaced(pod, error):
             self._refused.pop(pod.uid, None)
             return
         after_s = NO_ROOM_S if isinstance(error, DoesNotFitError) else MISPLACED_S
         if self._clock() - self._refused.setdefault(pod.uid, self._clock()) >= after_s:
-            await self._evict(pod, f"the node changed after its GPUs were chosen: {error.message}")
+            why = f"the node changed after its GPUs were chosen: {error.message}"
+            await self._evict(pod, containers, why)
 
     def served(self, pod: PodUid) -> None:
         """A pod has its share."""
@@ -87,8 +92,9 @@ class Evictions:
 
     def keep(self, pods: Collection[PodUid]) -> None:
         """Forget all other pods."""
-        self._done &= set(pods)
-        self._refused = {uid: at for uid, at in self._refused.items() if uid in set(pods)}
+        self._deleted.intersection_update(pods)
+        self._kept = {uid: kept for uid, kept in self._kept.items() if uid in pods}
+        self._refused = {uid: at for uid, at in self._refused.items() if uid in pods}
 
     async def run(self) -> NoReturn:
         while True:
@@ -99,29 +105,53 @@ class Evictions:
         """Evict the pods of GPUs that have been sick for long enough."""
         sick, now = self._sick(), self._clock()
         self._since = {uuid: self._since.get(uuid, now) for uuid in sick}
+        reasons: dict[PodUid, dict[str, str]] = {}
         for uuid, reason in sick.items():
-            if now - self._since[uuid] < self._after_s():
-                continue
-            for owner in self._owners(uuid):
-                pod = self._pods.get(owner.uid)
-                if pod is not None and not pod.has_ended:
-                    await self._evict(pod, f"GPU {uuid} of container {owner.container}: {reason}")
+            if now - self._since[uuid] >= self._after_s():
+                for owner in self._owners(uuid):
+                    text = f"GPU {uuid} of container {owner.container}: {reason}"
+                    reasons.setdefault(owner.uid, {})[owner.container] = text
+        for uid, texts in reasons.items():
+            pod = self._pods.get(uid)
+            if pod is not None and not pod.has_ended:
+                await self._evict(pod, texts, "; ".join(texts.values()))
 
-    async def _evict(self, pod: Pod, why: str) -> None:
-        if pod.is_ending or pod.uid in self._done:
+    async def _evict(self, pod: Pod, containers: Collection[str], why: str) -> None:
+        """Delete a pod because of these containers, or report once why it stays."""
+        if pod.is_ending or pod.uid in self._deleted:
             return
-        if not pod.has_controller:
-            text = f"{why}; no controller creates this pod again: delete and create it"
-            self._reports.pod(pod, KEPT, text, is_warning=True)
-            self._done.add(pod.uid)
+        kept, when = self._kept.get(pod.uid, ("", 0.0))
+        obstacle = _obstacle(pod, containers)
+        if not obstacle:
+            if kept and self._clock() - when < _AGAIN_S:
+                return
+            try:
+                await self._pods.delete(pod)
+            except AllotError as error:
+                obstacle = error.one_line()
+        if obstacle:
+            self._kept[pod.uid] = obstacle, self._clock()
+            if obstacle != kept:
+                self._reports.pod(pod, KEPT, f"{why}; {obstacle}", is_warning=True)
             return
-        try:
-            await self._pods.delete(pod)
-        except AllotError as error:
-            # The next refusal or look repeats it.
-            self._reports.pod(pod, KEPT, f"{why}; {error.one_line()}", is_warning=True)
-            return
-        self._done.add(pod.uid)
+        self._deleted.add(pod.uid)
         self._reports.count("evictions")
         text = f"deleted, so that its controller creates it again: {why}"
         self._reports.pod(pod, EVICTED, text, is_warning=True)
+
+
+def _obstacle(pod: Pod, containers: Collection[str]) -> str:
+    """Return why a pod has to stay although these containers cannot work; empty: it need not.
+
+    A sidecar only serves other containers.
+    """
+    if not pod.has_controller:
+        return "no controller creates this pod again: delete and create it"
+    others = [
+        each.name
+        for each in pod.containers
+        if each.is_running and each.kind is not ContainerKind.SIDECAR
+    ]
+    if rest := sorted(set(others) - set(containers)):
+        return f"its container {', '.join(rest)} runs, and would lose its work: delete the pod"
+    return ""

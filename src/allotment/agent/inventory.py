@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -98,6 +98,7 @@ class GpuWatch:
         machine: Path | None = None,
         fails_without: bool = False,
         offerable: Callable[[Sequence[Device]], tuple[Device, ...]] = tuple,
+        expected: Callable[[], Iterable[str]] = tuple,
         patience_s: float = PATIENCE_S,
         poll_s: float = POLL_S,
         test_s: float = TEST_S,
@@ -105,11 +106,13 @@ class GpuWatch:
         """Watch the driver's GPUs, or those of a simulated machine.
 
         `fails_without`: `run` raises `NoDevicesError` if NVML fails at the start; else it retries.
-        `offerable` filters a GPU's MIG devices, in its thread.
+        `offerable` filters a GPU's MIG devices, in its thread. `expected` returns the UUIDs of GPUs
+        that were here before the start: those that the driver does not list are gone.
         """
         self._session = NvmlSession(machine)
         self._fails_without = fails_without
         self._offerable = offerable
+        self._expected = expected
         self._patience_s = patience_s
         self._poll_s = poll_s
         self._test_s = test_s
@@ -310,10 +313,10 @@ class GpuWatch:
                 if gpu.uuid is not None:
                     self._observe(gpu.uuid, Silent(for_s))
         present = {gpu.uuid for gpu in self._gpus}
-        if all(gpu.uuid is not None for gpu in self._gpus):
-            for uuid in self._devices:
-                if uuid not in present:
-                    self._observe(uuid, Gone())
+        # One that has not said its UUID yet may be any, unless it is lost itself.
+        if all(gpu.uuid or (gpu.failure and gpu.failure.is_lost) for gpu in self._gpus):
+            for uuid in {*self._devices, *self._expected()} - present:
+                self._observe(uuid, Gone())
         self._update()
 
     def _ask(self, gpu: _Gpu) -> bool:

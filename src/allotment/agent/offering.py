@@ -49,7 +49,6 @@ class Offering:
     async def run(self) -> None:
         """Follow the sources until cancelled."""
         await self._gpus.first_look()
-        self._health.first_look_is_over()
         async with asyncio.TaskGroup() as group:
             for source in (self._gpus.changes, self._health.changes, self._configuring.changes):
                 group.create_task(self._listen(source()))

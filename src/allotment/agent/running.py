@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -197,7 +197,11 @@ class _Agent:
             node=self._node,
             config_map=self._config_map,
         )
-        self._gpus = GpuWatch(machine=self._machine, offerable=partial(without_own, folder.mig))
+        self._gpus = GpuWatch(
+            machine=self._machine,
+            offerable=partial(without_own, folder.mig),
+            expected=self._expected_gpus,
+        )
         self._health = HealthWatch(
             gpus=self._gpus,
             policy=policy_of(Config().allotment.health, settings.environment),
@@ -468,6 +472,11 @@ class _Agent:
     def _policy(self) -> str:
         config = self._state.config or Config()
         return config.plugin.shared_devices_allocation_policy
+
+    def _expected_gpus(self) -> Collection[str]:
+        """Return the GPUs that a former agent saw: they may be lost since."""
+        devices = (device for share in self._tenants.shares for device in share.devices)
+        return {*self._health.remembered, *(device.driver_uuid for device in devices)}
 
     def _owners(self, uuid: str) -> Sequence[Owner]:
         uuids = {uuid, *inherited({uuid: ""}, tuple(self._state.devices.values()))}

@@ -3,6 +3,7 @@
 
 import asyncio
 import ctypes
+import json
 import os
 import platform
 import shutil
@@ -403,7 +404,11 @@ def _containers() -> Iterator[Finding]:
 
 
 _POLICY = "allotment-state-folder"
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+_POLICY_FIX = (
+    "kubectl apply -f deploy/manifests/state-folder.yaml, or enforce the Pod Security Standard"
+    " `baseline`"
+)
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 def _cluster() -> Iterator[Finding]:
@@ -417,22 +422,37 @@ def _cluster() -> Iterator[Finding]:
         from allotment.kube.errors import ObjectMissingError
     except ImportError:
         return  # installed without the parts for Kubernetes
+    where = ""
 
-    async def ask() -> None:
+    async def get_binding() -> bytes:
+        nonlocal where
         async with connect(path) as api:
-            await api.get(f"{_BINDINGS}/{_POLICY}", asked=f"get the policy {_POLICY}")
+            # A kubeconfig may be of a cluster that has nothing to do with this machine.
+            where = f" in the cluster {api.server}"
+            asked = f"get the policy {_POLICY}"
+            await api.get(f"{_ADMISSION}/validatingadmissionpolicies/{_POLICY}", asked=asked)
+            return await api.get(
+                f"{_ADMISSION}/validatingadmissionpolicybindings/{_POLICY}", asked=asked
+            )
 
     try:
-        asyncio.run(ask())
+        spec = json.loads(asyncio.run(get_binding()))["spec"]
     except ObjectMissingError:
         yield Finding(
             name,
             CheckResult.NOTE,
-            f"no policy {_POLICY}: a pod with hostPath can change every limit of its node",
-            "kubectl apply -f deploy/manifests/state-folder.yaml, or enforce the Pod Security"
-            " Standard `baseline`",
+            f"no policy {_POLICY}{where}: a pod with hostPath can change every limit of its node",
+            _POLICY_FIX,
         )
     except AllotError as error:
         yield Finding(name, CheckResult.NOTE, error.message, error.hint or "")
     else:
-        yield Finding(name, CheckResult.OK, f"refused by the policy {_POLICY}")
+        if spec["policyName"] == _POLICY and "Deny" in spec["validationActions"]:
+            yield Finding(name, CheckResult.OK, f"refused by the policy {_POLICY}{where}")
+            return
+        yield Finding(
+            name,
+            CheckResult.NOTE,
+            f"the policy {_POLICY}{where} refuses nothing: its binding does not deny",
+            _POLICY_FIX,
+        )

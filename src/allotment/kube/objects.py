@@ -221,6 +221,7 @@ def _containers(item: PodObject) -> Iterator[Container]:
             resources=_resources(limits_of(spec)),
             has_finished=_has_finished(item, spec, kind, seen),
             is_started=seen is not None and _is_started(seen),
+            is_running=bool(seen and seen.state and seen.state.running is not None),
             restarts=seen.restart_count if seen else 0,
             is_privileged=bool(spec.security_context and spec.security_context.privileged),
         )

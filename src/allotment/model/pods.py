@@ -36,6 +36,7 @@ class Container:
     """It has ended and will not restart."""
     is_started: bool = False
     """It runs, or has run."""
+    is_running: bool = False
     restarts: int = 0
     """Number of restarts reported so far."""
     is_privileged: bool = False

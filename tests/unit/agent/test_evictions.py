@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kubelet_twin import OFFER, ROOM, SOFT_DEVICES, UNIT, PodsTwin, PodTwin, ReportsTwin
@@ -14,7 +15,7 @@ from tenancy_scene import Scene, part, story
 from allotment.agent.evictions import EVICTED, KEPT, MISPLACED_S, NO_ROOM_S, Evictions
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.errors import StateError
-from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
+from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 
 OTHER_MODE = replace(
     OFFER,
@@ -159,30 +160,63 @@ async def test_ids_of_a_resource_that_is_gone_are_given_again(node: Scene) -> No
     assert node.pods.deleted == [PodUid("1")]
 
 
-@story
-async def test_a_pod_whose_programs_run_is_left_alone(node: Scene) -> None:
-    """A container that has run is refused, and another one of its pod goes on."""
-    pod = node.admit("1", part("main"), part("side"))
-    pod.has_controller = True
-    for name in ("main", "side"):
-        assert await node.start(pod, name) == ""
-    node.kubelet.finish(pod, node.container(pod, "main"), for_good=False)
-    await node.lose(pod, "main")
-    node.hear()
-    whole = tuple(each for each in OFFER.resources if each.name != GPU_SHARE)
-    node.offer = replace(OFFER, resources=whole)
-    for _ in range(3):
-        assert "no longer offers" in await node.start(pod, "main")
+@pytest.mark.parametrize(
+    ("kind", "is_evicted"),
+    [(ContainerKind.REGULAR, False), (ContainerKind.SIDECAR, True)],
+    ids=["container", "sidecar"],
+)
+@pytest.mark.parametrize("has_run", [False, True], ids=["before its start", "at a restart"])
+@pytest.mark.parametrize("has_share", [False, True], ids=["no share", "a share"])
+def test_a_pod_of_which_another_container_runs_stays(
+    kind: ContainerKind, *, is_evicted: bool, has_run: bool, has_share: bool
+) -> None:
+    """It would lose its work. A sidecar only serves the container that cannot start."""
+
+    @story
+    async def tell(node: Scene) -> None:
+        other = part("other", kind)
+        if not has_share:
+            other.resource = other.memory = None
+        pod = node.admit("1", *sorted([part(), other], key=lambda each: each.kind is not kind))
+        pod.has_controller = True
+        assert await node.start(pod, "other") == ""
+        if has_run:
+            assert await node.start(pod) == ""
+            node.kubelet.finish(pod, node.container(pod, "main"), for_good=False)
+            await node.lose(pod, "main")
+        node.hear()
+        whole = tuple(each for each in OFFER.resources if each.name != GPU_SHARE)
+        node.offer = replace(OFFER, resources=whole)
+        for _ in range(3):
+            assert "no longer offers" in await node.start(pod)
+            node.store.clock += MISPLACED_S
+        assert node.pods.deleted == ([PodUid("1")] if is_evicted else [])
+        reason = EVICTED if is_evicted else KEPT
+        assert node.reports.reasons("pod-1").count(reason) == 1
+        if is_evicted:
+            return
+        assert "its container other runs, and would lose its work" in node.reports.events[-1][2]
+        node.kubelet.finish(pod, node.container(pod, "other"), for_good=True)
+        node.hear()
         node.store.clock += MISPLACED_S
-    assert node.pods.deleted == []
+        await node.start(pod)
+        assert node.pods.deleted == [PodUid("1")]
+
+    tell()
 
 
 class Sick:
     """GPU-0 with a pod, and a clock."""
 
     def __init__(
-        self, *, is_failing: bool = False, is_ending: bool = False, has_ended: bool = False
+        self,
+        *,
+        is_failing: bool = False,
+        is_ending: bool = False,
+        has_ended: bool = False,
+        beside: str | None = None,
     ) -> None:
+        """`beside`: the GPU of another container of the pod."""
         self.now = 0.0
         self.sick: dict[str, str] = {}
         self.pods = FailingPods() if is_failing else PodsTwin()
@@ -193,6 +227,10 @@ class Sick:
             is_ending=is_ending,
             has_ended=has_ended,
             has_controller=True,
+            containers=tuple(
+                Container(name, ContainerKind.REGULAR, is_running=True)
+                for name in (["main"] if beside is None else ["main", "side"])
+            ),
         )
         self.pods.hear(pod.uid, pod)
         owner = Owner(
@@ -209,7 +247,10 @@ class Sick:
             reports=self.reports,
             sick=lambda: self.sick,
             after_s=lambda: 60.0,
-            owners=lambda uuid: [owner] if uuid == "GPU-0" else [],
+            owners=lambda uuid: [
+                *([owner] if uuid == "GPU-0" else []),
+                *([replace(owner, container="side")] if uuid == beside else []),
+            ],
             clock=lambda: self.now,
         )
 
@@ -220,13 +261,14 @@ class Sick:
 
 
 class FailingPods(PodsTwin):
-    """An API server that refuses the first deletion."""
+    """An API server that refuses deletions at first."""
 
     tries = 0
+    refused = 2
 
     async def delete(self, pod: Pod) -> None:
         self.tries += 1
-        if self.tries == 1:
+        if self.tries <= self.refused:
             raise StateError("no", hint="try again")
         await super().delete(pod)
 
@@ -248,7 +290,7 @@ def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"is_ending": True}, {"has_ended": True}], ids=str)
-def test_pods_that_end_are_not_evicted(fields: dict[str, bool]) -> None:
+def test_pods_that_end_are_not_evicted(fields: dict[str, Any]) -> None:
     scene = Sick(**fields)
     scene.sick = {"GPU-0": "it is lost"}
     scene.look(after_s=0)
@@ -256,10 +298,28 @@ def test_pods_that_end_are_not_evicted(fields: dict[str, bool]) -> None:
     assert scene.reports.events == []
 
 
-def test_a_refused_deletion_is_told_and_repeated() -> None:
+def test_a_pod_with_a_program_on_a_healthy_gpu_stays_until_that_is_sick_too() -> None:
+    scene = Sick(beside="GPU-1")
+    scene.sick = {"GPU-0": "it is lost"}
+    for after_s in (0, 60, 60):
+        assert scene.look(after_s=after_s) == []
+    assert scene.reports.reasons("pod-1") == [KEPT]
+    assert "its container side runs" in scene.reports.events[0][2]
+    scene.sick["GPU-1"] = "it is lost"
+    scene.look(after_s=0)
+    assert scene.look(after_s=60) == [PodUid("1")]
+
+
+def test_a_refused_deletion_is_reported_once_and_repeated_now_and_then() -> None:
     scene = Sick(is_failing=True)
+    assert isinstance(scene.pods, FailingPods)
     scene.sick = {"GPU-0": "it is lost"}
     scene.look(after_s=0)
     assert scene.look(after_s=60) == []
     assert "it is lost; no; hint: try again" in scene.reports.events[0][2]
+    for _ in range(19):
+        assert scene.look(after_s=1) == []
+    assert scene.reports.reasons("pod-1") == [KEPT]
+    assert scene.pods.tries == 2
     assert scene.look(after_s=1) == [PodUid("1")]
+    assert scene.reports.reasons("pod-1") == [KEPT, EVICTED]

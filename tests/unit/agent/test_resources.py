@@ -217,6 +217,17 @@ def test_what_mps_cannot_share_is_not_offered(
     assert problem.endswith("until the configuration is corrected")
 
 
+def test_a_rule_of_mode_mps_gives_no_whole_gpu_in_place_of_time_slices() -> None:
+    rules = "allotment: {devices: [{%smode: mps}]}"
+    offer = offered(TIMESLICED + rules % "")
+    assert counts(offer) == {"nvidia.com/gpu": 16}
+    assert set(offer.modes.values()) == {"mps"}
+    offer = offered(TIMESLICED + rules % "match: {index: [0]}, ")
+    assert counts(offer) == {"nvidia.com/gpu": 0}
+    (problem,) = offer.problems
+    assert "cannot be shared by MPS: nvidia.com/gpu has GPUs of other modes" in problem
+
+
 def test_the_most_replicas_under_mps_follow_the_driver() -> None:
     newer = (replace(GPUS[0], mps_clients=60),)
     assert counts(offered(BY_MPS.replace("4}", "60}"), newer)) == {"nvidia.com/gpu": 60}

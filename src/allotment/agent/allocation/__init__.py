@@ -11,6 +11,7 @@ tenants      `Tenants`: `PreStartContainer`, and the loop
 share_events events about shares, each reported once
 """
 
-from allotment.agent.allocation.tenants import Patience, Tenants
+from allotment.agent.allocation.tenants import Tenants
+from allotment.agent.allocation.waiting import Patience
 
 __all__ = ["Patience", "Tenants"]

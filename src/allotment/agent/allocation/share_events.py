@@ -41,18 +41,19 @@ class ShareEvents:
         """By pod, share and reason: the last text and its time."""
         self._reported = Reported[str]()
 
-    def ready(self, share: Share) -> None:
-        """A container has its share."""
+    def ready(self, share: Share, pod: Pod | None) -> None:
+        """A container has its share. Report what of its pod removes the share's guards, too."""
         self._made(share, READY, f": {describe(share)}", is_warning=False)
-        small = memory_warning(share)
-        if small and share.owner is not None:
-            text = f"container {share.owner.container}: {small}"
-            self._reports.pod(share.owner, SMALL, text, is_warning=True)
-
-    def unguarded(self, pod: Pod, container: str) -> None:
-        """Report what of a pod removes the guards of its share."""
-        for text in guards_missing(pod, container):
-            self._reports.pod(pod, UNGUARDED, f"container {container}: {text}", is_warning=True)
+        if share.owner is None:
+            return
+        container = share.owner.container
+        notes = [(SMALL, memory_warning(share))]
+        if pod is not None:
+            notes += [(UNGUARDED, text) for text in guards_missing(pod, container)]
+        for reason, text in notes:
+            if text:
+                message = f"container {container}: {text}"
+                self._reports.pod(share.owner, reason, message, is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError

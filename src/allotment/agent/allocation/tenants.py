@@ -10,7 +10,6 @@ import asyncio
 import math
 import time
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -19,8 +18,8 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -44,6 +43,7 @@ from allotment.agent.allocation.reconcile import (
     served,
 )
 from allotment.agent.allocation.share_events import ShareEvents
+from allotment.agent.allocation.waiting import Patience, PodLocks
 from allotment.agent.evictions import Evictions
 from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
 from allotment.agent.resources import Offer
@@ -71,29 +71,6 @@ If slices remain, the share is refused."""
 _THREADS = 4
 _SLICE_THREADS = 64
 """As many as eight GPUs have slices. Each waits for a driver, and must not delay the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Timeouts and pauses, in seconds."""
-
-    deadline: float = 24.0
-    """For a share. The kubelet waits for 30 s, and the device plugin for 25."""
-    pod: float = 15.0
-    """For the API server to report a pod that the kubelet knows."""
-    room: tuple[float, ...] = (0.0, 0.3, 0.7)
-    """Before each further attempt to find room: the scheduler may bind a pod to devices whose
-    former pod is gone for the API server, but not yet for this node."""
-    look: float = 30.0
-    """Between comparisons without news."""
-    pause: float = 0.1
-    """Between comparisons with news; it joins news that come at the same time."""
-    retry: float = 5.0
-    """Before another attempt to end a share."""
-    checkpoint: tuple[float, ...] = (0.2, 0.5, 1.0)
-    """Before each further attempt to find a container in the kubelet's checkpoint."""
-    repeat: float = 120.0
-    """How long a call counts as repeated: longer than between the kubelet's retries."""
 
 
 class Tenants:
@@ -153,6 +130,8 @@ class Tenants:
         """The last refused request of a share, and when."""
         self._wake = asyncio.Event()
         self._looked = -math.inf
+        self._is_renewed = False
+        """The kubelet was asked to write a removed or damaged checkpoint again."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
         self._slice_threads = ThreadPoolExecutor(_SLICE_THREADS, thread_name_prefix="tenancy-mig")
 
@@ -251,11 +230,12 @@ class Tenants:
 
     async def _claims(self, resource: str, ids: frozenset[str]) -> tuple[CheckpointEntry, ...]:
         """Return the containers that hold these ids; a removed or damaged checkpoint is renewed."""
-        for wait_s in self._patience.checkpoint:
+        for attempt, wait_s in enumerate(self._patience.checkpoint):
             try:
                 return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
             except StateError:
-                self._renew()
+                if attempt == 0:
+                    self._renew()
                 await asyncio.sleep(wait_s)
         return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
 
@@ -264,19 +244,9 @@ class Tenants:
     ) -> None:
         """Report a refusal; the pod is evicted if no program of it can run for long."""
         self._events.refused(pod, claims, error)
-        if pod is None:
-            return
-        containers = (pod.container(each.container) for each in claims)
-        has_run = any(each is not None and each.is_started for each in containers)
-        has_others = any(
-            share.owner is not None
-            and share.owner.uid == pod.uid
-            and served(share, pod, is_synced=True) is None
-            for share in self._shares.values()
-        )
         # Without an offer the configuration is unknown or invalid, and may be as before.
-        if self._offer().resources and not (has_run and has_others):
-            await self._evictions.refused(pod, error)
+        if pod is not None and self._offer().resources:
+            await self._evictions.refused(pod, {each.container for each in claims}, error)
 
     def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
@@ -301,7 +271,8 @@ class Tenants:
                 if self._ready is not None:
                     await self._ready(share)
                 if order.id not in work.keep:
-                    self._report_ready(share)
+                    pod = self._pods.get(share.owner.uid) if share.owner else None
+                    self._events.ready(share, pod)
                 made.append(share)
             except AllotError as error:
                 if order.id not in work.may_fail:
@@ -319,12 +290,6 @@ class Tenants:
             if starting is not made[-1]:
                 await self._prepare(again(starting, starting.owner))
         return failed
-
-    def _report_ready(self, share: Share) -> None:
-        self._events.ready(share)
-        pod = self._pods.get(share.owner.uid) if share.owner else None
-        if pod is not None and share.owner is not None:
-            self._events.unguarded(pod, share.owner.container)
 
     async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
         """Make a share in the first mode that has room.
@@ -414,8 +379,10 @@ class Tenants:
             self._events.failed(error)
         else:
             self._events.works()
-            if self._shares and not entries:
-                self._renew()  # a kubelet that restarts must find it
+        is_lost = not entries and (entries is None or bool(self._shares))
+        if is_lost and not self._is_renewed:
+            self._renew()  # a kubelet that restarts must find it
+        self._is_renewed = is_lost
         findings = self._findings(entries)
         for due in findings.due:
             is_retried |= not await self._end_due(due)
@@ -602,28 +569,3 @@ class Tenants:
     ) -> _T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(threads or self._threads, function)
-
-
-class PodLocks:
-    """A lock for each pod with work in progress or waiting."""
-
-    def __init__(self) -> None:
-        self._locks: dict[PodUid, asyncio.Lock] = {}
-        self._users: dict[PodUid, int] = {}
-
-    def is_held(self, uid: PodUid) -> bool:
-        """Return whether work for the pod is in progress or waiting."""
-        return uid in self._users
-
-    @asynccontextmanager
-    async def hold(self, uid: PodUid) -> AsyncIterator[None]:
-        """Wait until no other work for the pod is in progress."""
-        lock = self._locks.setdefault(uid, asyncio.Lock())
-        self._users[uid] = self._users.get(uid, 0) + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[uid] -= 1
-            if not self._users[uid]:
-                del self._users[uid], self._locks[uid]

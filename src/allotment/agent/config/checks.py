@@ -35,8 +35,10 @@ MAX_REPLICAS: Final = 1000
 """Of one GPU. The kubelet takes a list of some 100,000 ids (16 MiB), and 16 GPUs fit into that."""
 
 MOST_KEEP_S: Final = 7 * 24 * 3600.0
-MOST_EVICT_AFTER_S: Final = 24 * 3600.0
 """The longest time for idle slices: longer is for ever, like an administrator's slice."""
+
+MOST_EVICT_AFTER_S: Final = 24 * 3600.0
+"""A GPU that is sick for longer is no temporary problem."""
 
 PCI_ADDRESS: Final = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"

@@ -193,8 +193,8 @@ class AllotmentSection(_Section, frozen=True, kw_only=True):
     """Honour `resources`, `rename` and `devices` of the file, which NVIDIA's plugin drops."""
     health: HealthSection | None = None
     on_excess: Excess | None = None
-    """What happens to a share that uses more memory than its limit according to the driver: `warn`
-    (default) or `stop`."""
+    """What happens to a share that has more memory by the driver than its limit: `warn` (default)
+    or `stop`."""
 
 
 class ConfigFile(_Section, frozen=True, kw_only=True):

@@ -116,6 +116,8 @@ HURT: Final = "health.json"
 
 class _Hurt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     reason: str
+    need: Need = Need.RESET
+    is_lost: bool = False
     action: str | None = None
     xid: int | None = None
     vitals: Vitals | None = None
@@ -136,7 +138,7 @@ class Memory:
         self._written: bytes | None = None
 
     def read(self) -> Mapping[str, Record]:
-        """Return the GPUs that need a reset, with time 0. An unreadable file counts as empty."""
+        """Return what `write` keeps, with time 0. An unreadable file counts as empty."""
         try:
             data = self._path.read_bytes()
             file = msgspec.json.decode(data, type=_File)
@@ -146,8 +148,10 @@ class Memory:
         return {
             uuid: Record(
                 state=HealthState.UNHEALTHY,
-                need=Need.RESET,
+                need=hurt.need,
                 reason=hurt.reason,
+                was_away=hurt.is_lost,
+                is_lost=hurt.is_lost,
                 action=_action(hurt.action),
                 xid=hurt.xid,
                 vitals=hurt.vitals,
@@ -157,16 +161,18 @@ class Memory:
         }
 
     def write(self, records: Mapping[str, Record]) -> None:
-        """Keep the GPUs that need a reset. Raises `StateError`."""
+        """Keep the GPUs that need a reset, and lost ones. Raises `StateError`."""
         hurt = {
             uuid: _Hurt(
                 reason=record.reason,
+                need=record.need,
+                is_lost=record.is_lost,
                 action=None if record.action is None else record.action.value,
                 xid=record.xid,
                 vitals=record.vitals,
             )
             for uuid, record in sorted(records.items())
-            if record.need is Need.RESET
+            if record.need is Need.RESET or record.is_lost
         }
         data = msgspec.json.encode(_File(gpus=hurt))
         if data == self._written or (not hurt and self._written is None):
@@ -176,7 +182,7 @@ class Memory:
         except OSError as error:
             raise StateError(
                 f"cannot write {self._path}: {error.strerror}",
-                hint="an agent that restarts forgets which GPUs need a reset",
+                hint="an agent that restarts forgets which GPUs are lost or need a reset",
             ) from error
         self._written = data
 

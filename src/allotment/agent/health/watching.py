@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -106,8 +106,17 @@ class HealthWatch:
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """The records of GPUs that have answered, by UUID."""
-        return {uuid: each for uuid, each in self._records.items() if uuid in self._devices}
+        """The records of GPUs that have answered or are lost, by UUID."""
+        return {
+            uuid: each
+            for uuid, each in self._records.items()
+            if uuid in self._devices or each.is_lost
+        }
+
+    @property
+    def remembered(self) -> Collection[str]:
+        """The GPUs of which a former agent kept a record, or of which this one has one."""
+        return self._records.keys()
 
     @property
     def unhealthy(self) -> Mapping[str, str]:
@@ -155,12 +164,6 @@ class HealthWatch:
         if event is not None:
             self._take(uuid, event)
 
-    def first_look_is_over(self) -> None:
-        """Count remembered GPUs that have not answered as gone: their return shows a reset."""
-        for uuid in list(self._records):
-            if uuid not in self._devices:
-                self._take(uuid, Gone())
-
     async def run(self) -> None:
         """Run due tests until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -204,8 +207,9 @@ class HealthWatch:
                     self._report_recovery(uuid, decision.reason)
                 case Note():
                     self._note(uuid, decision)
-        if after.record.need is not before.need:
+        if (after.record.need, after.record.is_lost) != (before.need, before.is_lost):
             self._remember()
+            self._signal.notify()
         if after.record.reason != before.reason or after.record.is_offered != before.is_offered:
             self._signal.notify()
         if after.record.test_at != before.test_at:

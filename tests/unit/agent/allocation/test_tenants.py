@@ -82,6 +82,24 @@ async def test_a_removed_checkpoint_is_written_again(node: Scene) -> None:
     node.kubelet.is_checkpoint_removed = True
     await node.tenants.look()
     assert not node.kubelet.is_checkpoint_removed
+    assert node.kubelet.checkpoint_writes == 2
+
+
+@story
+async def test_a_checkpoint_that_stays_damaged_is_renewed_once(node: Scene) -> None:
+    pod = node.admit("1", part())
+    assert await node.start(pod) == ""
+    node.kubelet.is_damaged = True
+    for _ in range(3):
+        await node.tenants.look()
+    assert node.kubelet.checkpoint_writes == 1
+    assert "no checkpoint" in await node.start(pod)
+    assert node.kubelet.checkpoint_writes == 2
+    node.kubelet.is_damaged = False
+    await node.tenants.look()
+    node.kubelet.is_checkpoint_removed = True
+    await node.tenants.look()
+    assert node.kubelet.checkpoint_writes == 3
 
 
 @story
@@ -226,7 +244,7 @@ async def test_less_than_a_context_takes_is_warned_of(node: Scene) -> None:
     for mebibytes, said in ((256, ["ShareReady", "ShareSmall"]), (512, ["ShareReady"])):
         reports.events.clear()
         device = replace(share.devices[0], memory_bytes=mebibytes << 20)
-        told.ready(replace(share, devices=(device,)))
+        told.ready(replace(share, devices=(device,)), None)
         assert reports.reasons("pod-1") == said
 
 

@@ -20,12 +20,16 @@ HURT_GPU = Record(
     xid=95,
     vitals=Vitals(ecc_uncorrected=3, energy_mj=900),
 )
-LOST_GPU = Record(state=HealthState.UNHEALTHY, need=Need.ANSWER, reason="lost")
+LOST_GPU = Record(
+    state=HealthState.UNHEALTHY, need=Need.ANSWER, reason="lost", was_away=True, is_lost=True
+)
+SILENT_GPU = Record(state=HealthState.UNHEALTHY, need=Need.ANSWER, reason="silent")
 
 
-def test_the_next_agent_knows_who_waits_for_a_reset(tmp_path: Path) -> None:
-    Memory(tmp_path).write({"GPU-1": HURT_GPU, "GPU-2": LOST_GPU, "GPU-3": Record()})
-    assert Memory(tmp_path).read() == {"GPU-1": HURT_GPU}
+def test_the_next_agent_knows_who_waits_for_a_reset_and_who_is_lost(tmp_path: Path) -> None:
+    records = {"GPU-1": HURT_GPU, "GPU-2": LOST_GPU, "GPU-3": Record(), "GPU-4": SILENT_GPU}
+    Memory(tmp_path).write(records)
+    assert Memory(tmp_path).read() == {"GPU-1": HURT_GPU, "GPU-2": LOST_GPU}
     assert list(tmp_path.iterdir()) == [tmp_path / HURT]
 
 

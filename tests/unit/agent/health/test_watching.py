@@ -326,11 +326,37 @@ def test_one_that_is_away_when_the_agent_starts_was_away(tmp_path: Path) -> None
             on.gpus.sees(answered(), xid(79), ReadFailure(message="lost", is_lost=True))
         async with scene(memory=Memory(tmp_path)) as on:
             on.gpus.sees(answered(OTHER))
-            on.health.first_look_is_over()
-            assert on.health.unhealthy == {}, "it is not here"
+            assert set(on.health.to_evict("lost")) == {ONE}
+            assert condition(on.health.records).message.startswith("1 of 2 GPUs are healthy")
             on.gpus.sees(answered())
             assert set(on.health.unhealthy) == {ONE}
+            assert on.health.to_evict("lost") == {}
             await on.until(lambda: on.health.unhealthy == {})
+            assert not Memory(tmp_path).read()
+
+    play(script())
+
+
+def test_a_gpu_that_was_lost_while_no_agent_ran_is_lost(tmp_path: Path) -> None:
+    """Of one that waits for a reset, or has shares, it is known that it was here."""
+
+    async def script() -> None:
+        async with scene(memory=Memory(tmp_path)) as on:
+            on.gpus.sees(answered(), answered(OTHER), xid(95))
+        async with scene(memory=Memory(tmp_path), owners={OTHER: [owner("a")]}) as on:
+            assert set(on.health.remembered) == {ONE}
+            changes = on.health.changes()
+            assert await anext(changes) == {}
+            for uuid, lost in ((ONE, {ONE}), (OTHER, {ONE, OTHER})):
+                on.gpus.sees(Gone(), uuid=uuid)
+                assert set(on.health.to_evict("lost")) == lost
+                async with asyncio.timeout(20):
+                    assert set(await anext(changes)) == lost
+            await changes.aclose()
+            assert {("node", "GpuUnhealthy"), ("lab/a/train", "GpuUnhealthy")} == {
+                (who, reason) for who, reason, _ in on.reports.said
+            }
+        assert set(Memory(tmp_path).read()) == {ONE, OTHER}
 
     play(script())
 
