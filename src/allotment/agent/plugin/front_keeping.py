@@ -126,7 +126,7 @@ class FrontKeeping:
         """Why the kubelet has not what this agent offers."""
         if not self._is_front_running:
             return "no front is running"
-        if not self._status.has_kubelet:
+        if not self._kubelet.exists():
             return f"waiting for the kubelet at {self._kubelet}"
         return "the resources are not known yet" if self._written is None else None
 
@@ -142,7 +142,11 @@ class FrontKeeping:
         """Serve the front until cancelled."""
         server = SocketServer(self._state / AGENT_SOCKET)
         await server.start(
-            {services.PREFERRED: self._get_preferred, services.PRE_START: self._pre_start}
+            {
+                services.OPTIONS: self._answer,
+                services.PREFERRED: self._get_preferred,
+                services.PRE_START: self._pre_start,
+            }
         )
         try:
             while True:
@@ -179,6 +183,7 @@ class FrontKeeping:
                 _log.warning("cannot write the offer for the front", why=str(error))
         else:
             self._reported.over(OFFER)
+            self._report_withheld(offer)
 
     def _describe(self, offered: Mapping[str, Resource]) -> FrontOffer:
         """Return the offer; a resource that containers hold stays in it, without devices.
@@ -195,6 +200,18 @@ class FrontKeeping:
         described = [self._duties.offered(each) for each in offered.values()]
         described += [OfferedResource(name=name) for name in sorted(held - offered.keys())]
         return FrontOffer(resources=tuple(described), relists=self._relists)
+
+    def _report_withheld(self, offer: FrontOffer) -> None:
+        for each in offer.resources:
+            key = f"offer of {each.name}"
+            if each.problem is None:
+                self._reported.over(key)
+            elif self._reported.is_new(key, each.problem):
+                self._duties.reports.node(
+                    "ResourceWithheld",
+                    f"the devices of {each.name} count as unhealthy: {each.problem}",
+                    is_warning=True,
+                )
 
     # ---- the front -------------------------------------------------------------------------------
 
@@ -253,6 +270,12 @@ class FrontKeeping:
                 )
 
     # ---- the front's calls -----------------------------------------------------------------------
+
+    async def _answer(
+        self, _request: messages.Empty, _context: Context
+    ) -> messages.DevicePluginOptions:
+        """Show the front that this agent works: its event loop answers."""
+        return messages.DevicePluginOptions()
 
     async def _get_preferred(
         self, request: messages.PreferredAllocationRequest, context: Context
