@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent works on a node at a time; the next one stands by until the former has ended."""
 
+# ruff: noqa: SLF001 - its parts meet in a class that nothing else makes
+
 from __future__ import annotations
 
 import asyncio
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from api_server_twin import api_of, refused
+from api_server_twin import api_of, refused, until
 
 from allotment.agent import running
 from allotment.agent.configuring import AgentSettings
@@ -53,13 +55,10 @@ def test_an_agent_that_stands_by_is_alive_and_ready(tmp_path: Path) -> None:
         waiting = agent(tmp_path)
         with held(tmp_path):
             task = asyncio.create_task(waiting.run())
-            while not waiting._stands_by:
-                await asyncio.sleep(0.01)
+            await until(lambda: waiting._stands_by)
             waiting._beat = time.monotonic() - 3600
             assert waiting._liveness_problems()
-            async with asyncio.timeout(30):
-                while waiting._liveness_problems():
-                    await asyncio.sleep(0.05)
+            await until(lambda: not waiting._liveness_problems())
             assert not waiting._readiness_problems()
             await ended(task)
 
@@ -83,9 +82,7 @@ def test_the_next_agent_begins_when_the_former_changes_nothing_any_more(tmp_path
         former._tenants.close = close  # type: ignore[method-assign]
         former._mps.close = close_daemons  # type: ignore[method-assign]
         task = asyncio.create_task(former.run())
-        async with asyncio.timeout(30):
-            while not is_locked(tmp_path):
-                await asyncio.sleep(0.01)
+        await until(lambda: is_locked(tmp_path))
         await ended(task)
         assert locked == [True, True]
         assert not is_locked(tmp_path)
