@@ -77,11 +77,19 @@ def test_the_agent_is_killed_twenty_times_while_pods_arrive(node: NodeAgent, pod
 
 
 def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> None:
+    """Pods arrive one by one and of a Deployment, one goes, and a container crashes meanwhile."""
     path = f"/apis/apps/v1/namespaces/{pods.namespace}/deployments"
-    pods.create(small("before"))
-    wait_taken_on(pods, "before")
+    for name in ("before", "goes"):
+        pods.create(small(name))
+    burns = container(burn_and_stay("512Mi"), limits=part("3Gi"))
+    pods.create(pod("crashes", burns, restart="Always"))
+    assert burnt(pods, "crashes").total_bytes == 3 * GIB
+    share = node.share(pods, "crashes")
+    wait_taken_on(pods, "before", "goes", "crashes")
     with undisturbed(pods, "before"):
         node.end(signal.SIGTERM)
+        node.kill_container(pods, "crashes")
+        pods.delete("goes")
         pods.cluster.api.post(path, deployment("d", SLEEP, part("1Gi"), replicas=3))
         names = [f"p{number}" for number in range(10)]
         for name in names:
@@ -90,12 +98,15 @@ def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> No
         assert failed(pods) == []
         node.again()
         wait_taken_on(pods, *names)
+        pods.wait_restarted("crashes")
+        assert burnt(pods, "crashes").total_bytes == 3 * GIB
+        assert node.share(pods, "crashes") == share
         wait_until(
             lambda: pods.cluster.api.get(f"{path}/d")["status"].get("readyReplicas") == 3,
             "three pods of the Deployment",
         )
     assert failed(pods) == []
-    assert len(pods.names()) == 14
+    assert len(pods.names()) == 15
     pods.cluster.api.delete(f"{path}/d", propagationPolicy="Foreground")
     node.wait_exact()
 
