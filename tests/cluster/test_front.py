@@ -139,7 +139,7 @@ def test_a_new_front_takes_over_while_pods_arrive(
     node: NodeAgent, cluster: Cluster, pods: Pods
 ) -> None:
     """The one that the agent started ends by itself, as soon as the new one is ready."""
-    former = cluster.front_pid
+    former = its_pid = cluster.front_pid
     names = [f"p{number}" for number in range(16)]
     front = None
     for number, name in enumerate(names):
@@ -148,6 +148,7 @@ def test_a_new_front_takes_over_while_pods_arrive(
             front = cluster.start_front()
         if number == 8:
             wait_until(lambda: cluster.front_pid not in {None, former}, "new front")
+            its_pid = cluster.front_pid
         time.sleep(0.3)
     wait_until(lambda: not cluster.node.path(f"/proc/{former}").exists(), "end of the former front")
     wait_taken_on(pods, *names)
@@ -155,6 +156,8 @@ def test_a_new_front_takes_over_while_pods_arrive(
     node.wait_exact()
     assert front is not None
     assert front.is_running
+    assert cluster.front_pid == its_pid  # the agent has started no third one
+    front.stop()  # it is the test's, and the agent starts another one
 
 
 def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Cluster]) -> None:

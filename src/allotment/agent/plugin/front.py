@@ -48,6 +48,9 @@ STATUS: Final = "front.json"
 """In the state folder: what the front did."""
 LOCK: Final = "front.lock"
 """In the state folder; held while a front serves. It contains the mark of the latest front."""
+ALIVE: Final = "front.alive"
+"""In the state folder; each front shares its lock until it ends. One front takes over `LOCK` from
+another one some time after that one's end."""
 
 _PATIENCE_S: Final = 10.0
 """The kubelet calls the plugin back before it answers, and gives that 10 s."""
@@ -209,6 +212,8 @@ class Front:
         """Serve until cancelled; then stop all servers."""
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        alive = os.open(self._state / ALIVE, flags, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_SH)  # an agent that looks has it for a moment
         self._lock = os.open(self._state / LOCK, flags, 0o600)
         self._has_lock = self._try_lock()
         self._become_latest()
@@ -232,6 +237,7 @@ class Front:
             self._plugins.clear()
             await self._agent.close()
             os.close(self._lock)
+            os.close(alive)
 
     def _try_lock(self) -> bool:
         assert self._lock is not None  # noqa: S101 - `run` opens it
@@ -242,14 +248,18 @@ class Front:
         return True
 
     def _become_latest(self) -> None:
-        assert self._lock is not None  # noqa: S101 - `run` opens it
-        os.pwrite(self._lock, self._mark, 0)
+        lock = os.open(self._state / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(lock, self._mark, 0)
+        os.close(lock)
 
     @property
     def _is_latest(self) -> bool:
         """Whether no other front began after this one: of two fronts, the later one serves."""
-        assert self._lock is not None  # noqa: S101 - `run` opens it
-        return os.pread(self._lock, len(self._mark), 0) == self._mark
+        try:
+            # By path: the folder may have been emptied under this front, and another one be there.
+            return (self._state / LOCK).read_bytes() == self._mark
+        except FileNotFoundError:
+            return True
 
     def _clean_up(self) -> None:
         """Remove the sockets of a front that was killed."""

@@ -25,7 +25,7 @@ from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.kubelet.services import Context
 from allotment.agent.plugin.front import (
-    LOCK,
+    ALIVE,
     OFFER,
     STATUS,
     FrontOffer,
@@ -56,7 +56,7 @@ written again: device nodes may have changed."""
 _PREPARE_S: Final = 25.0
 """The front waits for 29 s, and then reports a timeout without the reason."""
 _START_S: Final = 2.0
-"""Between two attempts to start a front: it takes its lock when it has started."""
+"""Between two attempts to start a front: it shares the lock when it has started."""
 _FRONT_LOG: Final = "front.log"
 
 
@@ -217,10 +217,10 @@ class FrontKeeping:
 
     @property
     def _is_front_running(self) -> bool:
-        """Whether a process holds the front's lock."""
-        lock = os.open(self._state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Whether a front lives, also while one takes over from another one."""
+        lock = os.open(self._state / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:

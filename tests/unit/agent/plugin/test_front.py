@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, read_status
 from allotment.agent.plugin.front import LOCK as FRONT_LOCK
-from allotment.agent.plugin.front import OFFER, STATUS, read_status
 from allotment.agent.plugin.serving import AGENT_SOCKET, socket_name
 from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.model.errors import DoesNotFitError
@@ -250,6 +250,40 @@ def test_an_agent_that_does_not_answer_counts_as_absent(world: World) -> None:
                 hung.bind(str(world.state / AGENT_SOCKET))
                 hung.listen()
                 await world.until(lambda: kubelet.healthy(GPU) == [])
+        await kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_no_front_is_started_while_one_takes_over_from_another(world: World) -> None:
+    """The former one has ended, and the later one does not have its lock yet."""
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.running(world.front().run()), world.agent(world.gpus(1)) as agent:
+            await world.until(lambda: agent.problem is None)
+            (world.state / FRONT_LOCK).unlink()  # so that no process has it
+            assert agent.problem is None
+        await world.until(lambda: agent.problem == "no front is running")
+        await world.kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_a_front_whose_folder_was_emptied_gives_way_to_the_next_one(world: World) -> None:
+    """Else both take themselves for the latest one, and the kubelet's devices for theirs."""
+
+    async def story() -> None:
+        kubelet = world.kubelet
+        await kubelet.start()
+        async with world.agent(world.gpus(1)), world.running(world.front().run()):
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+            for name in (FRONT_LOCK, ALIVE, STATUS):
+                (world.state / name).unlink()
+            async with world.running(world.front().run()):
+                await world.until(lambda: len(kubelet.registrations) == 2)
+                await asyncio.sleep(1.0)
+                assert len(kubelet.registrations) == 2
         await kubelet.stop()
 
     asyncio.run(story())
