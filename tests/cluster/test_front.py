@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -173,7 +174,17 @@ def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Clu
                 )
             )
             assert burnt(pods, f"p{number}").total_bytes == number * GIB
-        own.reboot_node(at_boot=own.start_front)
+        ready = own.state / "notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(ready))
+            systemd.settimeout(90)
+
+            def start_front() -> None:
+                """As systemd starts a service of `Type=notify` before the kubelet."""
+                own.start_front(environment={"NOTIFY_SOCKET": str(ready)})
+                assert systemd.recv(64) == b"READY=1"
+
+            own.reboot_node(at_boot=start_front)
         node.again()
         for number in (1, 2, 3):
             pods.wait_restarted(f"p{number}", timeout_s=120)

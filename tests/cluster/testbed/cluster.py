@@ -384,9 +384,9 @@ class Cluster:
         ]
         return self._start(command, log, environment)
 
-    def start_front(self, *flags: str) -> Process:
+    def start_front(self, *, environment: Mapping[str, str] | None = None) -> Process:
         """Starts `allot front`, as a service of the node."""
-        return self._start([sys.executable, "-m", "allotment", "front", *flags], "front")
+        return self._start([sys.executable, "-m", "allotment", "front"], "front", environment)
 
     def _start(
         self, command: list[str], log: str, environment: Mapping[str, str] | None = None

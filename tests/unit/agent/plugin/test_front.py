@@ -330,3 +330,18 @@ def test_what_the_front_writes_is_private(world: World) -> None:
                 assert path.stat().st_mode & 0o077 == 0
 
     asyncio.run(story())
+
+
+def test_systemd_starts_the_kubelet_when_a_front_watches_its_folder(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(world.state / "notify"))
+            systemd.setblocking(False)
+            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
+            async with world.running(world.front().run()), asyncio.timeout(30):
+                notice = await asyncio.get_running_loop().sock_recv(systemd, 64)
+            assert notice == b"READY=1"
+
+    asyncio.run(story())
