@@ -115,8 +115,8 @@ def test_without_cdi_containers_get_their_share_by_mounts(
         # Mounts that the kubelet makes are as the file system below them.
         own.node.run(["mount", "-o", "remount,noexec", "/run"])
         pods.create(pod("early", container(["true"], image=BUSYBOX, limits=part("1Gi"))))
-        refused = pods.wait_event("early", reason="UnexpectedAdmissionError")
-        assert "/run/allotment is mounted noexec" in refused["message"]
+        why = pods.wait_waiting("early", "CreateContainerConfigError")
+        assert "/run/allotment is mounted noexec" in why
         own.node.run(["mount", "-o", "remount,exec", "/run"])
         limits = {"one": "1Gi", "two": "2Gi", "three": "3Gi"}
         for name, memory in limits.items():
@@ -128,6 +128,7 @@ def test_without_cdi_containers_get_their_share_by_mounts(
                 restart="Always",
             )
             pods.create(body)
+        pods.wait_phase("early", "Succeeded")
         for number, name in enumerate(limits, start=1):
             assert burnt(pods, name).total_bytes == number * GIB
             answer = node.response(pods, name)

@@ -340,10 +340,11 @@ def test_an_upgrade_while_pods_arrive_fails_none(
         cluster.api.patch(f"{DAEMON_SETS}/allotment-agent", {"spec": {"template": template}})
 
         def is_upgraded() -> bool:
-            name = f"p{len(names)}"
-            names.append(name)
-            limits = part("1Gi")
-            pods.create(pod(name, container(["sleep", "1000"], image=BUSYBOX, limits=limits)))
+            if len(names) < 32:  # the node has no more
+                names.append(f"p{len(names)}")
+                limits = part("1Gi")
+                body = container(["sleep", "1000"], image=BUSYBOX, limits=limits)
+                pods.create(pod(names[-1], body))
             path = f"/api/v1/namespaces/{NAMESPACE}/pods"
             (*_, last) = cluster.api.items(path, labelSelector="app.kubernetes.io/component=agent")
             status = cluster.api.get(f"{DAEMON_SETS}/allotment-agent")["status"]

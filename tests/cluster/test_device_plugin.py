@@ -153,7 +153,7 @@ class Plugin:
     def offer_and_wait(self, *resources: Resource) -> None:
         self.offer(*resources)
         for each in resources:
-            self.wait_status(each.name, len(each.slots), len(each.slots))
+            self._cluster.wait_allocatable(each.name, len(each.slots))
 
     def wait_status(self, resource: str, capacity: int, allocatable: int) -> None:
         """Waits for what the node says of a resource."""
@@ -192,7 +192,11 @@ def plugin(cluster: Cluster, pods: Pods) -> Iterator[Plugin]:
         made.offer()
         for resource in (SHARE, GPU):
             wait_until(partial(is_free, cluster, resource), f"free {resource}")
-            wait_until(partial(is_withdrawn, cluster, resource), f"withdrawal of {resource}")
+        wait_until(partial(is_withdrawn, cluster), "withdrawal")
+        # As the kubelet will within ten seconds, so that the next test's figures are its own.
+        none = dict.fromkeys((SHARE, GPU), "0")
+        change = {"capacity": none, "allocatable": none}
+        cluster.api.patch(f"{cluster.node_path}/status", {"status": change})
     finally:
         made.close()
     for spec in made.tenancy.cdi.glob("allotment.dev-share-*"):
@@ -214,10 +218,10 @@ def is_free(cluster: Cluster, resource: str) -> bool:
     return not held_of(cluster, resource)
 
 
-def is_withdrawn(cluster: Cluster, resource: str) -> bool:
-    """Whether the node says that it has none of it, so that the next test's word is its own."""
-    status = cluster.api.get(cluster.node_path)["status"]
-    return {status[part].get(resource, "0") for part in ("capacity", "allocatable")} == {"0"}
+def is_withdrawn(cluster: Cluster) -> bool:
+    """Whether the kubelet has no device of these tests."""
+    with PodResources(cluster.node.path(POD_RESOURCES_SOCKET)) as kubelet:
+        return {SHARE, GPU}.isdisjoint(kubelet.healthy())
 
 
 def uid(pods: Pods, name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -77,11 +78,19 @@ def test_the_agent_is_killed_twenty_times_while_pods_arrive(node: NodeAgent, pod
 
 
 def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> None:
+    """Pods arrive one by one and of a Deployment, one goes, and a container crashes meanwhile."""
     path = f"/apis/apps/v1/namespaces/{pods.namespace}/deployments"
-    pods.create(small("before"))
-    wait_taken_on(pods, "before")
+    for name in ("before", "goes"):
+        pods.create(small(name))
+    burns = container(burn_and_stay("512Mi"), limits=part("3Gi"))
+    pods.create(pod("crashes", burns, restart="Always"))
+    assert burnt(pods, "crashes").total_bytes == 3 * GIB
+    share = node.share(pods, "crashes")
+    wait_taken_on(pods, "before", "goes", "crashes")
     with undisturbed(pods, "before"):
         node.end(signal.SIGTERM)
+        node.kill_container(pods, "crashes")
+        pods.delete("goes")
         pods.cluster.api.post(path, deployment("d", SLEEP, part("1Gi"), replicas=3))
         names = [f"p{number}" for number in range(10)]
         for name in names:
@@ -90,12 +99,15 @@ def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> No
         assert failed(pods) == []
         node.again()
         wait_taken_on(pods, *names)
+        pods.wait_restarted("crashes")
+        assert burnt(pods, "crashes").total_bytes == 3 * GIB
+        assert node.share(pods, "crashes") == share
         wait_until(
             lambda: pods.cluster.api.get(f"{path}/d")["status"].get("readyReplicas") == 3,
             "three pods of the Deployment",
         )
     assert failed(pods) == []
-    assert len(pods.names()) == 14
+    assert len(pods.names()) == 15
     pods.cluster.api.delete(f"{path}/d", propagationPolicy="Foreground")
     node.wait_exact()
 
@@ -127,8 +139,8 @@ def test_agent_runtime_and_kubelet_are_killed_together(
 def test_a_new_front_takes_over_while_pods_arrive(
     node: NodeAgent, cluster: Cluster, pods: Pods
 ) -> None:
-    """As in a rolling upgrade: the new one is there before the old one ends."""
-    former = cluster.front_pid
+    """The one that the agent started ends by itself, as soon as the new one is ready."""
+    former = its_pid = cluster.front_pid
     names = [f"p{number}" for number in range(16)]
     front = None
     for number, name in enumerate(names):
@@ -137,13 +149,16 @@ def test_a_new_front_takes_over_while_pods_arrive(
             front = cluster.start_front()
         if number == 8:
             wait_until(lambda: cluster.front_pid not in {None, former}, "new front")
-            cluster.node.run(["kill", str(former)])
+            its_pid = cluster.front_pid
         time.sleep(0.3)
+    wait_until(lambda: not cluster.node.path(f"/proc/{former}").exists(), "end of the former front")
     wait_taken_on(pods, *names)
     assert failed(pods) == []
     node.wait_exact()
     assert front is not None
     assert front.is_running
+    assert cluster.front_pid == its_pid  # the agent has started no third one
+    front.stop()  # it is the test's, and the agent starts another one
 
 
 def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Cluster]) -> None:
@@ -159,7 +174,17 @@ def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Clu
                 )
             )
             assert burnt(pods, f"p{number}").total_bytes == number * GIB
-        own.reboot_node(at_boot=own.start_front)
+        ready = own.state / "notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(ready))
+            systemd.settimeout(90)
+
+            def start_front() -> None:
+                """As systemd starts a service of `Type=notify` before the kubelet."""
+                own.start_front(environment={"NOTIFY_SOCKET": str(ready)})
+                assert systemd.recv(64) == b"READY=1"
+
+            own.reboot_node(at_boot=start_front)
         node.again()
         for number in (1, 2, 3):
             pods.wait_restarted(f"p{number}", timeout_s=120)

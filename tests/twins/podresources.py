@@ -5,7 +5,7 @@ A second opinion beside the checkpoint, for tests and diagnosis: it knows no ini
 end, and no UIDs (real-cluster facts: docs/designs/identity.md).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -24,6 +24,12 @@ LIST_PODS: Final = Method(
 )
 GET_POD: Final = Method(
     _SERVICE, "Get", messages.GetPodResourcesRequest, messages.GetPodResourcesResponse
+)
+ALLOCATABLE: Final = Method(
+    _SERVICE,
+    "GetAllocatableResources",
+    messages.AllocatableResourcesRequest,
+    messages.AllocatableResourcesResponse,
 )
 _PATIENCE_S: Final = 5.0
 
@@ -72,6 +78,11 @@ class PodResources:
         ask = messages.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         return tuple(_held(self._call(GET_POD, ask).pod_resources))
 
+    def healthy(self) -> Mapping[str, frozenset[str]]:
+        """Return the healthy ids of each resource that has some. Raises `StateError`."""
+        reply = self._call(ALLOCATABLE, messages.AllocatableResourcesRequest())
+        return _ids(reply.devices)
+
     def _call(self, method: Method[Ask, Reply], ask: Ask) -> Reply:
         if self._channel is None:
             raise StateError("PodResources is used before it was entered")
@@ -89,11 +100,15 @@ class PodResources:
 
 
 def _held(pod: messages.PodResources) -> list[Held]:
-    found: list[Held] = []
-    for container in pod.containers:
-        ids: dict[str, frozenset[str]] = {}
-        for devices in container.devices:
-            before = ids.get(devices.resource_name, frozenset())
-            ids[devices.resource_name] = before.union(devices.device_ids)
-        found.append(Held(namespace=pod.namespace, pod=pod.name, container=container.name, ids=ids))
-    return found
+    return [
+        Held(namespace=pod.namespace, pod=pod.name, container=each.name, ids=_ids(each.devices))
+        for each in pod.containers
+    ]
+
+
+def _ids(listed: Iterable[messages.ContainerDevices]) -> dict[str, frozenset[str]]:
+    ids: dict[str, frozenset[str]] = {}
+    for devices in listed:
+        before = ids.get(devices.resource_name, frozenset())
+        ids[devices.resource_name] = before.union(devices.device_ids)
+    return ids

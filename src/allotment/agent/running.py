@@ -43,7 +43,6 @@ from allotment.agent.mps_keeping import MpsKeeping
 from allotment.agent.node_state import NodeState
 from allotment.agent.offering import Offering
 from allotment.agent.plugin.allocate_response import AllocateAnswers
-from allotment.agent.plugin.front import AGENT_LOCK
 from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
@@ -71,6 +70,8 @@ from allotment.shares.process_tree import unseen_processes
 _log = structlog.get_logger("allotment.agent")
 
 _PRIVATE: Final = 0o700
+_LOCK: Final = "agent.lock"
+"""In the state folder; held while an agent works."""
 _BEAT_S: Final = 1.0
 _HANGS_S: Final = 30.0
 """The liveness probe fails when the event loop has hung for this long."""
@@ -295,7 +296,7 @@ class _Agent:
         self._stands_by = False
         self._unseen: str | None = None
         """Why the processes of containers are not visible."""
-        self._lock = os.open(folder.root / AGENT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _policy_for(self, order: ShareOrder) -> NodePolicy:
         """Return the policy for an order; called in threads."""
@@ -321,13 +322,14 @@ class _Agent:
             probes = Probes(is_healthy=self._liveness_problems, is_ready=self._readiness_problems)
             server = Server(settings.metrics_address, self._metrics.registry, probes)
         try:
-            await self._be_alone()
-            self._unseen = await asyncio.to_thread(unseen_processes)
-            if self._unseen is not None:
-                _log.warning("processes of containers are not visible", why=self._unseen)
-            await asyncio.to_thread(self._shares.tidy)
-            await self._tenants.adopt()
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._turn())
+                await self._be_alone()
+                self._unseen = await asyncio.to_thread(unseen_processes)
+                if self._unseen is not None:
+                    _log.warning("processes of containers are not visible", why=self._unseen)
+                await asyncio.to_thread(self._shares.tidy)
+                await self._tenants.adopt()
                 for loop in (
                     self._node.run,
                     self._pods.run,
@@ -347,7 +349,6 @@ class _Agent:
                     self._slices.run,
                     self._mps.run,
                     self._evictions.run,
-                    self._turn,
                     self._show_figures,
                     self._serve,
                 ):
@@ -355,12 +356,12 @@ class _Agent:
                 if self._config_map is not None:
                     group.create_task(self._config_map.run())
         finally:
-            os.close(self._lock)
             if server is not None:
                 server.close()
             await self._tenants.close()
             await asyncio.to_thread(self._mps.close)
             self._facts.close()
+            os.close(self._lock)  # nothing changes the node after this: the next agent begins
             self._reports.send_all()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):

@@ -270,7 +270,6 @@ class PodShares:
         directory. Does not wait for a start in progress. Raises `StateError`.
         """
         self._folder.prepare(mode=_PRIVATE)
-        self._check_executable()
         content = self._content(self._folder.share(share), mode)
         takes_turns = traits_of(mode).takes_turns
         return cdi.mounts_of(content, devices=devices if takes_turns else 0)

@@ -320,17 +320,21 @@ class AllocateAnswers:
         """Describe a resource for the front; called in threads."""
         config = self._state.config or Config()
         uuids = {slot.device for slot in resource.slots}
-        described = partial(describe, resource, config=config, devices=self._state.devices)
+        described = partial(describe, config=config, devices=self._state.devices)
         try:
             return described(
+                resource,
                 by_mounts=None if self._has_cdi() else self._by_mounts(resource),
                 driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
                 extras=()
                 if self._is_simulated
                 else [kind for kind in enabled_extras(config) if extra_edits(kind)],
             )
-        except AllotError as error:  # each container of it is refused, and no other
-            return msgspec.structs.replace(described(), problem=error.one_line())
+        except AllotError as error:
+            # Pods wait for healthy devices. `Allocate` would fail them.
+            slots = tuple(replace(slot, is_healthy=False) for slot in resource.slots)
+            withheld = described(replace(resource, slots=slots))
+            return msgspec.structs.replace(withheld, problem=error.one_line())
 
     def injection(self, mode: str) -> Injection:
         """Return how the answers of this moment hand a share of a mode to its container."""

@@ -33,7 +33,6 @@ from allotment.agent.plugin.serving import (
     AGENT_SOCKET,
     DRAFT_PREFIX,
     SOCKET_PREFIX,
-    Agent,
     AgentChannel,
     OfferedResource,
     ResourceServer,
@@ -49,8 +48,9 @@ STATUS: Final = "front.json"
 """In the state folder: what the front did."""
 LOCK: Final = "front.lock"
 """In the state folder; held while a front serves. It contains the mark of the latest front."""
-AGENT_LOCK: Final = "agent.lock"
-"""In the state folder; held while an agent works."""
+ALIVE: Final = "front.alive"
+"""In the state folder; each front shares its lock until it ends. One front takes over `LOCK` from
+another one some time after that one's end."""
 
 _PATIENCE_S: Final = 10.0
 """The kubelet calls the plugin back before it answers, and gives that 10 s."""
@@ -59,7 +59,6 @@ _PATIENCE_S: Final = 10.0
 class FrontOffer(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file `OFFER`."""
 
-    version: int = 1
     resources: tuple[OfferedResource, ...] = ()
     relists: int = 0
     """Another number: send the lists again. The kubelet then writes its checkpoint from memory
@@ -84,8 +83,7 @@ class FrontStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     is_spawned: bool = False
     is_ready: bool = False
-    """The kubelet has all that is offered, and no end of another front disturbs that."""
-    has_kubelet: bool = True
+    """The kubelet has all of an agent's offer, and no end of another front disturbs that."""
     resources: dict[str, ResourceStatus] = {}
 
 
@@ -145,6 +143,8 @@ _TAKE_BACK_S: Final = 3.0
 BRIDGE_S: Final = 300.0
 """How long devices are offered without an agent. Then the kubelet lists them as unhealthy, so that
 the scheduler sends no more pods."""
+_ASKS: Final = 60
+"""How often the front asks for the agent in that time."""
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class Front:
         self._is_spawned = is_spawned
         self._bridge_s = bridge_s
         self._clock = clock
-        self._agent: Agent
+        self._agent: AgentChannel
         self._offer_read: FileIdentity | None = None
         self._offered: Mapping[str, OfferedResource] = {}
         self._relists = 0
@@ -205,7 +205,6 @@ class Front:
         self._agent_seen = clock()
         self._answered_for: float | None = None
         """When a successor's sockets answered last; None: there is no successor."""
-        self._is_waiting = False
         self._status = FrontStatus()
         self._reported = Reported[str]()
 
@@ -213,28 +212,33 @@ class Front:
         """Serve until cancelled; then stop all servers."""
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        alive = os.open(self._state / ALIVE, flags, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_SH)  # an agent that looks has it for a moment
         self._lock = os.open(self._state / LOCK, flags, 0o600)
         self._has_lock = self._try_lock()
         self._become_latest()
         _log.info("starting", takes_over=not self._has_lock)
         self._clean_up()
-        agent = AgentChannel(self._state / AGENT_SOCKET)
-        self._agent = agent
+        self._agent = AgentChannel(self._state / AGENT_SOCKET)
+        asking = asyncio.create_task(self._ask_for_agent())
         try:
             with _watched(self._folder, self._nudge.set):
                 while not self._is_over():
                     self._nudge.clear()
                     await self._compare()
+                    _notify_systemd()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_POLL_S):
                             await self._nudge.wait()
         finally:
+            asking.cancel()
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
             await asyncio.gather(*(plugin.server.stop() for plugin in self._plugins.values()))
             self._plugins.clear()
-            await agent.close()
+            await self._agent.close()
             os.close(self._lock)
+            os.close(alive)
 
     def _try_lock(self) -> bool:
         assert self._lock is not None  # noqa: S101 - `run` opens it
@@ -245,14 +249,18 @@ class Front:
         return True
 
     def _become_latest(self) -> None:
-        assert self._lock is not None  # noqa: S101 - `run` opens it
-        os.pwrite(self._lock, self._mark, 0)
+        lock = os.open(self._state / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(lock, self._mark, 0)
+        os.close(lock)
 
     @property
     def _is_latest(self) -> bool:
         """Whether no other front began after this one: of two fronts, the later one serves."""
-        assert self._lock is not None  # noqa: S101 - `run` opens it
-        return os.pread(self._lock, len(self._mark), 0) == self._mark
+        try:
+            # By path: the folder may have been emptied under this front, and another one be there.
+            return (self._state / LOCK).read_bytes() == self._mark
+        except FileNotFoundError:
+            return True
 
     def _clean_up(self) -> None:
         """Remove the sockets of a front that was killed."""
@@ -280,9 +288,9 @@ class Front:
     async def _compare(self) -> None:
         # The kubelet's socket first: a starting kubelet removes ours before it makes its own.
         kubelet = file_identity(self._kubelet)
-        self._report_waiting(is_waiting=kubelet is None)
+        self._report_kubelet(is_there=kubelet is not None)
         self._read_offer()
-        self._look_for_agent()
+        self._report_agent()
         for name, resource in self._offered.items():
             if name not in self._plugins:
                 server = ResourceServer(
@@ -295,19 +303,20 @@ class Front:
                 *(self._keep(name, plugin, kubelet) for name, plugin in self._plugins.items())
             )
             self._follow_predecessor()
-            self._write_status()
+            self._write_status(has_kubelet=kubelet is not None)
         for name in [each for each in self._plugins if self._has_left(each)]:
             await self._plugins.pop(name).server.stop()
 
-    def _report_waiting(self, *, is_waiting: bool) -> None:
+    def _report_kubelet(self, *, is_there: bool) -> None:
         """Log once that the kubelet is missing: no resource can be offered without it."""
-        if is_waiting and not self._is_waiting:
+        if is_there:
+            self._reported.over("kubelet")
+        elif self._reported.is_new("kubelet"):
             _log.warning(
                 f"waiting for the kubelet at {self._kubelet}",
                 hint="check that it runs on this machine, or name its socket by --kubelet-socket"
                 " (KUBELET_SOCKET)",
             )
-        self._is_waiting = is_waiting
 
     def _read_offer(self) -> None:
         path = self._folder / OFFER
@@ -328,18 +337,18 @@ class Front:
                 plugin.server.relist()
         _log.info("offering", resources=sorted(self._offered))
 
-    def _look_for_agent(self) -> None:
-        """Note the time if an agent works: it holds its lock for as long as it lives."""
-        was_abandoned = self._is_abandoned
-        with contextlib.suppress(OSError):
-            lock = os.open(self._state / AGENT_LOCK, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+    async def _ask_for_agent(self) -> None:
+        """Note when an agent answered last: one that hangs, or ends at each start, never does."""
+        pause_s = self._bridge_s / _ASKS
+        while True:
+            if await self._agent.answers(within_s=pause_s):
                 self._agent_seen = self._clock()
-            finally:
-                os.close(lock)
-        if self._is_abandoned and not was_abandoned:
+            await asyncio.sleep(pause_s)
+
+    def _report_agent(self) -> None:
+        if not self._is_abandoned:
+            self._reported.over("agent")
+        elif self._reported.is_new("agent"):
             _log.warning(
                 f"no agent for {self._bridge_s:g} s: the devices are listed as unhealthy",
                 hint="look at the agent's log on this node",
@@ -458,18 +467,18 @@ class Front:
 
     # ---- what others see -------------------------------------------------------------------------
 
-    def _write_status(self) -> None:
+    def _write_status(self, *, has_kubelet: bool) -> None:
         offered = {name: self._plugins[name] for name in self._offered}
         status = FrontStatus(
             pid=os.getpid(),
             version=__version__,
             is_spawned=self._is_spawned,
-            is_ready=not self._is_waiting
+            is_ready=has_kubelet
+            and self._offer_read is not None
             and all(
                 plugin.is_served and (self._has_lock or plugin.is_detached)
                 for plugin in offered.values()
             ),
-            has_kubelet=not self._is_waiting,
             resources={
                 name: ResourceStatus(
                     is_registered=plugin.is_served,
@@ -489,6 +498,14 @@ class Front:
             elif self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
             self._status = status
+
+
+def _notify_systemd() -> None:
+    """Let systemd start the kubelet, which must find a front that watches its folder."""
+    name = os.environ.pop("NOTIFY_SOCKET", None)
+    if name is not None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+            one.sendto(b"READY=1", f"\0{name[1:]}" if name.startswith("@") else name)
 
 
 def read_status(state: Path) -> FrontStatus:

@@ -25,7 +25,7 @@ from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.kubelet.services import Context
 from allotment.agent.plugin.front import (
-    LOCK,
+    ALIVE,
     OFFER,
     STATUS,
     FrontOffer,
@@ -56,7 +56,7 @@ written again: device nodes may have changed."""
 _PREPARE_S: Final = 25.0
 """The front waits for 29 s, and then reports a timeout without the reason."""
 _START_S: Final = 2.0
-"""Between two attempts to start a front: it takes its lock when it has started."""
+"""Between two attempts to start a front: it shares the lock when it has started."""
 _FRONT_LOG: Final = "front.log"
 
 
@@ -126,7 +126,7 @@ class FrontKeeping:
         """Why the kubelet has not what this agent offers."""
         if not self._is_front_running:
             return "no front is running"
-        if not self._status.has_kubelet:
+        if not self._kubelet.exists():
             return f"waiting for the kubelet at {self._kubelet}"
         return "the resources are not known yet" if self._written is None else None
 
@@ -142,7 +142,11 @@ class FrontKeeping:
         """Serve the front until cancelled."""
         server = SocketServer(self._state / AGENT_SOCKET)
         await server.start(
-            {services.PREFERRED: self._get_preferred, services.PRE_START: self._pre_start}
+            {
+                services.OPTIONS: self._answer,
+                services.PREFERRED: self._get_preferred,
+                services.PRE_START: self._pre_start,
+            }
         )
         try:
             while True:
@@ -179,6 +183,7 @@ class FrontKeeping:
                 _log.warning("cannot write the offer for the front", why=str(error))
         else:
             self._reported.over(OFFER)
+            self._report_withheld(offer)
 
     def _describe(self, offered: Mapping[str, Resource]) -> FrontOffer:
         """Return the offer; a resource that containers hold stays in it, without devices.
@@ -196,14 +201,26 @@ class FrontKeeping:
         described += [OfferedResource(name=name) for name in sorted(held - offered.keys())]
         return FrontOffer(resources=tuple(described), relists=self._relists)
 
+    def _report_withheld(self, offer: FrontOffer) -> None:
+        for each in offer.resources:
+            key = f"offer of {each.name}"
+            if each.problem is None:
+                self._reported.over(key)
+            elif self._reported.is_new(key, each.problem):
+                self._duties.reports.node(
+                    "ResourceWithheld",
+                    f"the devices of {each.name} count as unhealthy: {each.problem}",
+                    is_warning=True,
+                )
+
     # ---- the front -------------------------------------------------------------------------------
 
     @property
     def _is_front_running(self) -> bool:
-        """Whether a process holds the front's lock."""
-        lock = os.open(self._state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Whether a front lives, also while one takes over from another one."""
+        lock = os.open(self._state / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -253,6 +270,12 @@ class FrontKeeping:
                 )
 
     # ---- the front's calls -----------------------------------------------------------------------
+
+    async def _answer(
+        self, _request: messages.Empty, _context: Context
+    ) -> messages.DevicePluginOptions:
+        """Show the front that this agent works: its event loop answers."""
+        return messages.DevicePluginOptions()
 
     async def _get_preferred(
         self, request: messages.PreferredAllocationRequest, context: Context

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -59,6 +59,13 @@ _PREPARE_S: Final = 29.0
 _PREFERRED_S: Final = 1.0
 """The kubelet admits no other pod meanwhile, and takes any devices without an answer."""
 _RETRY_S: Final = 0.05
+_LONGEST_RETRY_S: Final = 1.0
+_ABSENT: Final = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""The codes of calls that no agent answered."""
 
 _LONGEST_PATH: Final = 104
 """Of a Unix socket: 108 bytes with the final zero, less a few for the draft's name."""
@@ -83,7 +90,7 @@ class OfferedResource(msgspec.Struct, frozen=True, kw_only=True):
     """Its answers need a part for each device."""
     fails_above_one: bool = False
     problem: str | None = None
-    """Why no container can get it at the moment."""
+    """Why no container can get it at the moment; then all its devices are listed as unhealthy."""
     parts: dict[str, bytes] = {}
     """Parts of an answer (`ContainerAllocateResponse`), each with `SHARE_PLACE`, by key: `FIRST`;
     a device; `#N` for N devices; `DEVICE*N` for N slots of the first device; `LAST`."""
@@ -166,20 +173,6 @@ def _join(
         present.extend(each for each in getattr(part, kind) if each not in present)
 
 
-class Agent(Protocol):
-    """The agent behind a front."""
-
-    async def pre_start(self, resource: str, request: Message) -> Message:
-        """Pass on `PreStartContainer`. Raises `grpc.aio.AioRpcError` or `StateError`."""
-        ...
-
-    async def preferred(
-        self, resource: str, request: messages.PreferredAllocationRequest
-    ) -> messages.PreferredAllocationResponse:
-        """Pass on `GetPreferredAllocation`; without an agent no device is preferred."""
-        ...
-
-
 class AgentChannel:
     """The agent, at its socket. It may be away for a while at any time."""
 
@@ -191,28 +184,44 @@ class AgentChannel:
         await self._channel.close()
 
     async def pre_start(self, resource: str, request: Message) -> Message:
-        """Wait for the agent within the kubelet's limit. It may repeat the call."""
+        """Pass on `PreStartContainer`; wait for the agent within the kubelet's limit.
+
+        It may repeat the call. Raises the agent's `grpc.aio.AioRpcError`, or `StateError`.
+        """
         deadline = self._clock() + _PREPARE_S
+        pause_s = _RETRY_S
         while (left_s := deadline - self._clock()) > 0:
             try:
                 return await self._call(services.PRE_START, resource, request, left_s)
             except grpc.aio.AioRpcError as error:
-                if REFUSAL_KEY in dict(error.trailing_metadata() or ()):
+                is_refusal = REFUSAL_KEY in dict(error.trailing_metadata() or ())
+                if is_refusal or error.code() not in _ABSENT:
                     raise
-            await asyncio.sleep(_RETRY_S)  # the agent ended; the next one finds what it did
+            await asyncio.sleep(pause_s)  # the agent ended; the next one finds what it did
+            pause_s = min(_LONGEST_RETRY_S, pause_s * 2)
         raise StateError(
             f"the node's agent did not answer within {_PREPARE_S:.0f} s",
             hint="the container starts when it is back; see the agent's pod on this node",
         )
 
+    async def answers(self, *, within_s: float) -> bool:
+        """Return whether an agent answers."""
+        try:
+            await self._call(services.OPTIONS, "", messages.Empty(), within_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
     async def preferred(
         self, resource: str, request: messages.PreferredAllocationRequest
     ) -> messages.PreferredAllocationResponse:
+        """Pass on `GetPreferredAllocation`; no device is preferred if the agent has no answer.
+
+        An error would fail the pod, though the kubelet can take any devices.
+        """
         try:
             return await self._call(services.PREFERRED, resource, request, _PREFERRED_S)
-        except grpc.aio.AioRpcError as error:
-            if REFUSAL_KEY in dict(error.trailing_metadata() or ()):
-                raise
+        except grpc.aio.AioRpcError:
             return messages.PreferredAllocationResponse()
 
     async def _call(
@@ -293,7 +302,7 @@ class ResourceServer:
         resource: OfferedResource,
         *,
         folder: Path,
-        agent: Agent,
+        agent: AgentChannel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint: Final = socket_name(resource.name, folder)
@@ -385,12 +394,9 @@ class ResourceServer:
             self.unwatched_since = self._clock()
 
     async def _get_preferred(
-        self, request: messages.PreferredAllocationRequest, context: Context
+        self, request: messages.PreferredAllocationRequest, _context: Context
     ) -> messages.PreferredAllocationResponse:
-        try:
-            return await self._agent.preferred(self._resource.name, request)
-        except grpc.aio.AioRpcError as error:
-            await _pass_on(error, context)
+        return await self._agent.preferred(self._resource.name, request)
 
     async def _allocate(
         self, request: messages.AllocateRequest, context: Context
@@ -409,7 +415,7 @@ class ResourceServer:
         try:
             return await self._agent.pre_start(self._resource.name, request)
         except grpc.aio.AioRpcError as error:
-            await _pass_on(error, context)
+            await context.abort(error.code(), error.details() or "")
         except AllotError as error:
             await refuse(error, context)
 
@@ -419,10 +425,6 @@ async def refuse(error: AllotError, context: Context) -> NoReturn:
     await context.abort(
         code_of(error), error.one_line(longest=MOST_EVENT), trailing_metadata=((REFUSAL_KEY, "1"),)
     )
-
-
-async def _pass_on(error: grpc.aio.AioRpcError, context: Context) -> NoReturn:
-    await context.abort(error.code(), error.details() or "")
 
 
 # The first class that fits counts.

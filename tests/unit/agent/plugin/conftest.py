@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import fcntl
 import json
 import tempfile
 import time
@@ -26,11 +25,10 @@ from allotment.agent.kubelet import services
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.plugin.allocate_response import describe
-from allotment.agent.plugin.front import AGENT_LOCK, Front
+from allotment.agent.plugin.front import Front
 from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.plugin.serving import LAST, OfferedResource
 from allotment.agent.resources import Resource, Slot
-from allotment.model.errors import AllotError
 from allotment.model.pods import Owner, Pod
 
 # As the kubelet: a connection to whatever listens at the path by now.
@@ -236,7 +234,7 @@ class TenancyTwin:
     """Describes resources, prepares what it is asked to, and fails when it is told to."""
 
     prepared: list[tuple[str, frozenset[str]]] = field(default_factory=list)
-    error: AllotError | None = None
+    error: Exception | None = None
     more: messages.ContainerAllocateResponse = field(
         default_factory=messages.ContainerAllocateResponse
     )
@@ -244,19 +242,21 @@ class TenancyTwin:
     together: asyncio.Barrier | None = None
     """Where those who prepare wait for each other."""
     waits: int = 0
-    refused: int = 0
+    problem: str | None = None
+    """Of each resource."""
+    failures: int = 0
 
     def offered(self, resource: Resource) -> OfferedResource:
         described = describe(resource, config=Config(), devices={})
         parts = {**described.parts, LAST: self.more.SerializeToString()}
-        return msgspec.structs.replace(described, parts=parts)
+        return msgspec.structs.replace(described, parts=parts, problem=self.problem)
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
         if self.together is not None:
             self.waits += 1
             await self.together.wait()
         if self.error is not None:
-            self.refused += 1
+            self.failures += 1
             raise self.error
         self.prepared.append((resource, ids))
 
@@ -340,10 +340,8 @@ class World:
             clock=lambda: self.haste * time.monotonic(),
         )
         keeping.offer(resources)
-        with (self.state / AGENT_LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            async with self.running(keeping.run()):
-                yield keeping
+        async with self.running(keeping.run()):
+            yield keeping
 
     @asynccontextmanager
     async def serving(self, *resources: Resource) -> AsyncIterator[FrontKeeping]:

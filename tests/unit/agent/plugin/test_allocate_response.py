@@ -144,9 +144,10 @@ def test_without_cdi_replicas_by_mps_get_their_part_of_the_daemon(tmp_path: Path
     assert "/GPU-1/" in one.envs["CUDA_MPS_PIPE_DIRECTORY"]
 
 
-def test_what_is_missing_is_told_to_each_container_and_hides_no_device(tmp_path: Path) -> None:
+def test_devices_that_no_container_can_get_are_unhealthy_so_that_pods_wait(tmp_path: Path) -> None:
     offered = answering(tmp_path, CdiUse.OFF, simulated=False).offered(WHOLE)
-    assert len(offered.listed(is_withdrawn=False).devices) == 2
+    listed = offered.listed(is_withdrawn=False).devices
+    assert [each.health for each in listed] == ["Unhealthy"] * 2
     with pytest.raises(StateError, match="/dev/nvidia0 does not exist"):
         offered.answer(["GPU-0"])
 

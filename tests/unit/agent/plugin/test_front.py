@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from allotment.agent.plugin.front import AGENT_LOCK, OFFER, STATUS, read_status
+from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, read_status
 from allotment.agent.plugin.front import LOCK as FRONT_LOCK
-from allotment.agent.plugin.serving import socket_name
+from allotment.agent.plugin.serving import AGENT_SOCKET, socket_name
 from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.model.errors import DoesNotFitError
 
@@ -86,7 +86,12 @@ def test_a_refusal_of_the_agents_is_final(world: World) -> None:
             world.tenancy.error = DoesNotFitError("no room")
             with pytest.raises(grpc.aio.AioRpcError, match="no room"):
                 await kubelet.pre_start(SHARE, ["share::0"])
-            assert world.tenancy.refused == 1
+            assert world.tenancy.failures == 1
+            # Nor is an error of its own code one that another try would mend.
+            world.tenancy.error = ValueError("of a defect")
+            with pytest.raises(grpc.aio.AioRpcError, match="of a defect"):
+                await kubelet.pre_start(SHARE, ["share::0"])
+            assert world.tenancy.failures == 2
 
     asyncio.run(story())
 
@@ -228,6 +233,80 @@ def test_devices_without_an_agent_for_long_are_unhealthy_until_it_is_back(world:
     asyncio.run(story())
 
 
+def test_an_agent_that_does_not_answer_counts_as_absent(world: World) -> None:
+    """The kernel takes connections for a process that hangs."""
+
+    async def story() -> None:
+        kubelet = world.kubelet
+        await kubelet.start()
+        async with world.running(world.front(bridge_s=2.0).run()):
+            async with world.agent(world.gpus(2)):
+                await world.until(lambda: len(kubelet.healthy(GPU)) == 2)
+            with (
+                socket.socket(socket.AF_UNIX) as hung,
+                (world.state / "agent.lock").open("a") as lock,
+            ):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                hung.bind(str(world.state / AGENT_SOCKET))
+                hung.listen()
+                await world.until(lambda: kubelet.healthy(GPU) == [])
+        await kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_no_front_is_started_while_one_takes_over_from_another(world: World) -> None:
+    """The former one has ended, and the later one does not have its lock yet."""
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.running(world.front().run()), world.agent(world.gpus(1)) as agent:
+            await world.until(lambda: agent.problem is None)
+            (world.state / FRONT_LOCK).unlink()  # so that no process has it
+            assert agent.problem is None
+        await world.until(lambda: agent.problem == "no front is running")
+        await world.kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_a_front_whose_folder_was_emptied_gives_way_to_the_next_one(world: World) -> None:
+    """Else both take themselves for the latest one, and the kubelet's devices for theirs."""
+
+    async def story() -> None:
+        kubelet = world.kubelet
+        await kubelet.start()
+        async with world.agent(world.gpus(1)), world.running(world.front().run()):
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+            for name in (FRONT_LOCK, ALIVE, STATUS):
+                (world.state / name).unlink()
+            async with world.running(world.front().run()):
+                await world.until(lambda: len(kubelet.registrations) == 2)
+                await asyncio.sleep(1.0)
+                assert len(kubelet.registrations) == 2
+        await kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_a_front_is_ready_when_it_has_an_offer_even_an_empty_one(
+    world: World, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.running(world.front(ready_file=ready).run()):
+            await world.until((world.state / STATUS).exists)
+            assert not read_status(world.state).is_ready
+            assert not ready.exists()
+            async with world.agent():
+                await world.until(ready.exists)
+        await world.kubelet.stop()
+
+    asyncio.run(story())
+
+
 def test_a_front_that_an_agent_started_ends_when_it_is_not_needed(world: World) -> None:
     async def story() -> None:
         kubelet = world.kubelet
@@ -247,12 +326,22 @@ def test_what_the_front_writes_is_private(world: World) -> None:
         await world.kubelet.start()
         async with world.serving(world.gpus(1)) as keeping:
             await world.until(lambda: keeping.registered == {GPU: True})
-            for path in (
-                world.state / STATUS,
-                world.state / AGENT_LOCK,
-                world.kubelet.folder / OFFER,
-            ):
-                assert path.exists()
-            assert (world.kubelet.folder / OFFER).stat().st_mode & 0o077 == 0
+            for path in (world.state / STATUS, world.kubelet.folder / OFFER):
+                assert path.stat().st_mode & 0o077 == 0
+
+    asyncio.run(story())
+
+
+def test_systemd_starts_the_kubelet_when_a_front_watches_its_folder(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(world.state / "notify"))
+            systemd.setblocking(False)
+            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
+            async with world.running(world.front().run()), asyncio.timeout(30):
+                notice = await asyncio.get_running_loop().sock_recv(systemd, 64)
+            assert notice == b"READY=1"
 
     asyncio.run(story())

@@ -319,6 +319,27 @@ def test_a_refusal_says_what_is_wrong_and_what_to_do(world: World) -> None:
     asyncio.run(story())
 
 
+def test_devices_that_no_container_can_get_are_told_of_once(world: World) -> None:
+    world.tenancy.problem = "/dev/nvidia0 does not exist"
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)) as plugins:
+            await world.until(lambda: plugins.registered == {GPU: True})
+            plugins.offer([world.gpus(1), world.opaque(1)])
+            await world.until(lambda: len(world.reports.events) == 2)
+            with pytest.raises(grpc.aio.AioRpcError, match="/dev/nvidia0"):
+                await world.kubelet.allocate(GPU, ["GPU-0"], pod="u", container="c")
+        first, second = world.reports.events
+        assert first == (
+            "ResourceWithheld",
+            f"the devices of {GPU} count as unhealthy: /dev/nvidia0 does not exist",
+        )
+        assert SHARE in second[1]
+
+    asyncio.run(story())
+
+
 def test_a_refused_allocation_says_why(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
