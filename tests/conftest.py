@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import platform
 import shutil
@@ -185,6 +186,26 @@ def native_objects(request: pytest.FixtureRequest) -> Callable[[list[str], str],
         return native_programs.objects(compiler, sources, sanitizers=sanitizers)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def nvidia_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of one of NVIDIA's programs, from the folder NVIDIA_PROGRAMS; else a skip."""
+    folder = os.environ.get("NVIDIA_PROGRAMS", "")
+
+    def find(name: str) -> Path:
+        plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
+        if not folder or not (plain.exists() or packed.exists()):
+            pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
+        if plain.exists():
+            return plain
+        path = tmp_path_factory.getbasetemp() / name
+        if not path.exists():
+            path.write_bytes(lzma.decompress(packed.read_bytes()))
+            path.chmod(0o755)
+        return path
+
+    return find
 
 
 @pytest.fixture

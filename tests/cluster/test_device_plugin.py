@@ -153,10 +153,10 @@ class Plugin:
     def offer_and_wait(self, *resources: Resource) -> None:
         self.offer(*resources)
         for each in resources:
-            self.wait_status(each.name, len(each.slots), len(each.slots))
+            self._cluster.wait_allocatable(each.name, len(each.slots))
 
     def wait_status(self, resource: str, capacity: int, allocatable: int) -> None:
-        """Waits for what the node says of a resource."""
+        """Waits for what the kubelet itself says of a resource, within its ten seconds."""
 
         def said() -> bool:
             status = self._cluster.api.get(self._cluster.node_path)["status"]
@@ -192,7 +192,7 @@ def plugin(cluster: Cluster, pods: Pods) -> Iterator[Plugin]:
         made.offer()
         for resource in (SHARE, GPU):
             wait_until(partial(is_free, cluster, resource), f"free {resource}")
-            wait_until(partial(is_withdrawn, cluster, resource), f"withdrawal of {resource}")
+            cluster.wait_allocatable(resource, 0)
     finally:
         made.close()
     for spec in made.tenancy.cdi.glob("allotment.dev-share-*"):
@@ -212,12 +212,6 @@ def held_of(cluster: Cluster, resource: str) -> Mapping[str, frozenset[str]]:
 
 def is_free(cluster: Cluster, resource: str) -> bool:
     return not held_of(cluster, resource)
-
-
-def is_withdrawn(cluster: Cluster, resource: str) -> bool:
-    """Whether the node says that it has none of it, so that the next test's word is its own."""
-    status = cluster.api.get(cluster.node_path)["status"]
-    return {status[part].get(resource, "0") for part in ("capacity", "allocatable")} == {"0"}
 
 
 def uid(pods: Pods, name: str) -> str:

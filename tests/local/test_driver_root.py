@@ -7,8 +7,6 @@ Tests of those need the folder NVIDIA_PROGRAMS with the programs, as they are or
 from __future__ import annotations
 
 import asyncio
-import lzma
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 Inside = Callable[..., str]
-Peer = Callable[[str], Path]
+NvidiaProgram = Callable[[str], Path]
 
 pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
 
@@ -44,26 +42,6 @@ def inside(allot: Allot, tmp_path: Path) -> Inside:
         return text
 
     return run
-
-
-@pytest.fixture(scope="session")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
-    """The path of one of NVIDIA's programs."""
-    folder = os.environ.get("NVIDIA_PROGRAMS", "")
-
-    def find(name: str) -> Path:
-        plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
-        if not folder or not (plain.exists() or packed.exists()):
-            pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
-        if plain.exists():
-            return plain
-        path = tmp_path_factory.getbasetemp() / name
-        if not path.exists():
-            path.write_bytes(lzma.decompress(packed.read_bytes()))
-            path.chmod(0o755)
-        return path
-
-    return find
 
 
 def test_a_program_sees_a_driver(inside: Inside, allot: Allot, tmp_path: Path) -> None:
@@ -128,9 +106,14 @@ CONFIGS = {
     ],
 )
 def test_the_labels_are_nvidias(
-    inside: Inside, peer: Peer, allot: Allot, tmp_path: Path, spec: str, config: str
+    inside: Inside,
+    nvidia_program: NvidiaProgram,
+    allot: Allot,
+    tmp_path: Path,
+    spec: str,
+    config: str,
 ) -> None:
-    program = peer("gpu-feature-discovery")
+    program = nvidia_program("gpu-feature-discovery")
     settings, output = tmp_path / "config.yaml", tmp_path / "labels"
     settings.write_text(CONFIGS[config])
     flags = ("-oneshot", "-no-timestamp", "-use-node-feature-api=false")
@@ -148,8 +131,10 @@ def test_the_labels_are_nvidias(
     assert {key: value for key, value in ours.items() if key.startswith("nvidia.com/")} == theirs
 
 
-def test_mig_parted_applies_a_configuration(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("nvidia-mig-parted"), tmp_path / "config.yaml"
+def test_mig_parted_applies_a_configuration(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("nvidia-mig-parted"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nmig-configs:\n  mixed:\n  - devices: all\n    mig-enabled: true\n"
         "    mig-devices: {1g.10gb: 2, 3g.40gb: 1}\n"
@@ -160,8 +145,10 @@ def test_mig_parted_applies_a_configuration(inside: Inside, peer: Peer, tmp_path
     assert inside(spec, "nvidia-smi", "-L").count("MIG 1g.10gb") == 4
 
 
-def test_mig_parted_resets_an_ampere(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("nvidia-mig-parted"), tmp_path / "config.yaml"
+def test_mig_parted_resets_an_ampere(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("nvidia-mig-parted"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nmig-configs:\n  all:\n  - devices: all\n    mig-enabled: true\n"
         "    mig-devices: {1g.10gb: 7}\n"
@@ -183,8 +170,10 @@ def mount_points() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mount_points")
-def test_nvidias_plugin_offers_the_devices(allot: Allot, peer: Peer, tmp_path: Path) -> None:
-    asyncio.run(offer_devices(allot, peer("nvidia-device-plugin"), tmp_path))
+def test_nvidias_plugin_offers_the_devices(
+    allot: Allot, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    asyncio.run(offer_devices(allot, nvidia_program("nvidia-device-plugin"), tmp_path))
 
 
 async def offer_devices(allot: Allot, program: Path, tmp_path: Path) -> None:
@@ -222,8 +211,10 @@ async def offer_devices(allot: Allot, program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mount_points")
-def test_nvidias_daemon_of_mps_starts_ours(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("mps-control-daemon"), tmp_path / "config.yaml"
+def test_nvidias_daemon_of_mps_starts_ours(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("mps-control-daemon"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
     )

@@ -5,7 +5,7 @@ A second opinion beside the checkpoint, for tests and diagnosis: it knows no ini
 end, and no UIDs (real-cluster facts: docs/designs/identity.md).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -21,6 +21,12 @@ POD_RESOURCES_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock"
 _SERVICE: Final = "v1.PodResourcesLister"
 LIST_PODS: Final = Method(
     _SERVICE, "List", messages.ListPodResourcesRequest, messages.ListPodResourcesResponse
+)
+LIST_ALLOCATABLE: Final = Method(
+    _SERVICE,
+    "GetAllocatableResources",
+    messages.AllocatableResourcesRequest,
+    messages.AllocatableResourcesResponse,
 )
 GET_POD: Final = Method(
     _SERVICE, "Get", messages.GetPodResourcesRequest, messages.GetPodResourcesResponse
@@ -39,7 +45,7 @@ class Held:
     pod: str
     container: str
     ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By resource. The kubelet may list one resource several times: these are all of them."""
+    """By resource."""
 
 
 class PodResources:
@@ -67,6 +73,11 @@ class PodResources:
         reply = self._call(LIST_PODS, messages.ListPodResourcesRequest())
         return tuple(held for pod in reply.pod_resources for held in _held(pod))
 
+    def allocatable(self) -> dict[str, int]:
+        """Return how many devices the kubelet gives out, by resource. Raises `StateError`."""
+        reply = self._call(LIST_ALLOCATABLE, messages.AllocatableResourcesRequest())
+        return {name: len(ids) for name, ids in _by_resource(reply.devices).items()}
+
     def get(self, namespace: str, pod: str) -> tuple[Held, ...]:
         """Return what the containers of one pod have. Raises `NotFoundError` or `StateError`."""
         ask = messages.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
@@ -89,11 +100,20 @@ class PodResources:
 
 
 def _held(pod: messages.PodResources) -> list[Held]:
-    found: list[Held] = []
-    for container in pod.containers:
-        ids: dict[str, frozenset[str]] = {}
-        for devices in container.devices:
-            before = ids.get(devices.resource_name, frozenset())
-            ids[devices.resource_name] = before.union(devices.device_ids)
-        found.append(Held(namespace=pod.namespace, pod=pod.name, container=container.name, ids=ids))
-    return found
+    return [
+        Held(
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=container.name,
+            ids=_by_resource(container.devices),
+        )
+        for container in pod.containers
+    ]
+
+
+def _by_resource(devices: Iterable[messages.ContainerDevices]) -> dict[str, frozenset[str]]:
+    """The ids of each resource, which may be listed once for each NUMA node."""
+    ids: dict[str, frozenset[str]] = {}
+    for each in devices:
+        ids[each.resource_name] = ids.get(each.resource_name, frozenset()).union(each.device_ids)
+    return ids
