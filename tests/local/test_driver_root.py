@@ -7,6 +7,8 @@ Tests of those need the folder NVIDIA_PROGRAMS with the programs, as they are or
 from __future__ import annotations
 
 import asyncio
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def test_a_program_sees_a_driver(inside: Inside, allot: Allot, tmp_path: Path) -
     assert "0x030200\n0x030000\n" in text
     assert "c3:1 666 character special file\n1fe:2 666 character special file\n1:3 666" in text
     assert "/proc/modules:3\n/proc/devices:3\n" in text
-    assert "/pci0000:00/0000:07:00.0" in text
+    assert "\n/sys/devices/pci0000:00/0000:07:00.0\n" in text
     assert not Path("/dev/nvidia1").exists()
     libraries = sorted(path.name for path in (tmp_path / "root" / "usr" / "lib64").iterdir())
     assert libraries[:3] == ["libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05"]
@@ -80,6 +82,20 @@ def test_other_files_are_left_alone(allot: Allot, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "has other files" in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name == "usr"] == []
+
+
+def test_libraries_are_not_where_none_can_be_loaded(allot: Allot, tmp_path: Path) -> None:
+    words = allot.command("env", "--simulated", "t4", "--driver-root", tmp_path, "--", "true")
+    script = f"mount -t tmpfs -o noexec none {tmp_path} && exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env=allot.environment(ALLOTMENT_STATE=str(tmp_path.parent / "noexec-state")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "is mounted noexec" in done.stderr
 
 
 CONFIGS = {
