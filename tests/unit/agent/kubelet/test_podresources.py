@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import podresources_pb2 as messages
@@ -50,7 +51,7 @@ def answer_allocatable(
 def socket(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "kubelet.sock"
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    answers = {
+    answers: dict[Any, Any] = {
         LIST_PODS: answer_list,
         GET_POD: answer_get,
         LIST_ALLOCATABLE: answer_allocatable,
