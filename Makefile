@@ -14,6 +14,8 @@ CLUSTER_ARGS ?=
 BENCH ?=
 
 python := $(VENV)/bin/python
+# Tests start makes of their own: a `make -j` above must not count their jobs.
+pytest := env -u MAKEFLAGS $(python) -m pytest
 pip := $(python) -m pip --disable-pip-version-check --quiet
 # Also where there is no git, or the git of another project around an unpacked sdist.
 native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
@@ -31,8 +33,8 @@ demo: native ## two programs share a simulated GPU, before your eyes
 
 # Measured tests come after the others, one at a time. 5: none of the selected tests is one.
 test: lint types $(VENV)/.developer native testbed ## lint, types and the tests: 20 minutes
-	$(python) -m pytest -n $(WORKERS) -m "not thorough and not measured" $(PYTEST_ARGS)
-	$(python) -m pytest -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(pytest) -n $(WORKERS) -m "not thorough and not measured" $(PYTEST_ARGS)
+	$(pytest) -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-all: lint types $(VENV)/.developer native testbed ## and what is thorough: long properties, all sanitizers, arm64
 	HYPOTHESIS_PROFILE=long COLD_COMMANDS=1 $(python) -m pytest -n $(WORKERS) -m "not measured" --timeout=3600 $(PYTEST_ARGS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import platform
 import shutil
@@ -73,6 +74,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without a measured test where `-m` wants those alone.
+
+    To import all files takes a core 25 s, and the measured tests are in a few.
+    """
+    words = config.option.markexpr.split()
+    is_for_measured = "measured" in words and not {"or", "(not"} & set(words)
+    if not is_for_measured or words[words.index("measured") - 1] == "not":
+        return None
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return "mark.measured" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -88,19 +103,32 @@ def pytest_runtest_makereport(
     return report
 
 
+# In the order of their names these would begin last, and keep one worker while the others are idle.
+FIRST_FILES = (
+    "tests/cluster/test_migrations.py",
+    "tests/cluster/test_modes_on_one_node.py",
+    "tests/cluster/test_tenants.py",
+    "tests/cluster/test_sharepods.py",
+    "tests/cluster/test_webhook_certificates.py",
+    "tests/cluster/test_webhook_manifest.py",
+    "tests/unit/test_packaging.py",
+)
+
+
 class RoomScheduling(LoadFileScheduling):  # type: ignore[misc]
     """Keeps each file on one worker, and mixes files that wait with files that compute.
 
     Tests of tests/cluster mostly wait for servers, those of the other rooms keep a core busy. Every
-    second worker takes the cluster's files first, so that both kinds run side by side.
+    second worker takes the cluster's files first, so that both kinds run side by side. Of each
+    kind the long files come first.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         is_cluster_worker = int(node.gateway.id.removeprefix("gw")) % 2 == 0
         preferred = (
             scope
-            for scope in self.workqueue
-            if scope.startswith("tests/cluster/") == is_cluster_worker
+            for scope in (*FIRST_FILES, *self.workqueue)
+            if scope.startswith("tests/cluster/") == is_cluster_worker and scope in self.workqueue
         )
         if (scope := next(preferred, None)) is not None:
             self.workqueue.move_to_end(scope, last=False)
@@ -185,6 +213,26 @@ def native_objects(request: pytest.FixtureRequest) -> Callable[[list[str], str],
         return native_programs.objects(compiler, sources, sanitizers=sanitizers)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def nvidia_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of one of NVIDIA's programs, from the folder NVIDIA_PROGRAMS; else a skip."""
+    folder = os.environ.get("NVIDIA_PROGRAMS", "")
+
+    def find(name: str) -> Path:
+        plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
+        if not folder or not (plain.exists() or packed.exists()):
+            pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
+        if plain.exists():
+            return plain
+        path = tmp_path_factory.getbasetemp() / name
+        if not path.exists():
+            path.write_bytes(lzma.decompress(packed.read_bytes()))
+            path.chmod(0o755)
+        return path
+
+    return find
 
 
 @pytest.fixture

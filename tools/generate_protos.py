@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
     ROOT / "src": "allotment/agent/kubelet/proto/*.proto",
-    ROOT / "tests" / "twins": "*.proto",
+    ROOT / "tests" / "cluster": "*.proto",
 }
 """Import roots, with the files below them."""
 VERSION = "1.71.2"

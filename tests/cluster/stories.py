@@ -279,7 +279,6 @@ class NodeAgent:
             return self.is_served()
 
         wait_until(is_ready, "ready agent", timeout_s=timeout_s, explain=self.log_tail)
-        wait_until(self.cluster.hasten_status, "devices at the kubelet", explain=self.log_tail)
         self.cluster.wait_agent(process, timeout_s=timeout_s)
 
     def is_served(self) -> bool:

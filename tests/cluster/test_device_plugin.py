@@ -156,7 +156,7 @@ class Plugin:
             self._cluster.wait_allocatable(each.name, len(each.slots))
 
     def wait_status(self, resource: str, capacity: int, allocatable: int) -> None:
-        """Waits for what the node says of a resource."""
+        """Waits for what the kubelet itself says of a resource, within its ten seconds."""
 
         def said() -> bool:
             status = self._cluster.api.get(self._cluster.node_path)["status"]
@@ -192,11 +192,7 @@ def plugin(cluster: Cluster, pods: Pods) -> Iterator[Plugin]:
         made.offer()
         for resource in (SHARE, GPU):
             wait_until(partial(is_free, cluster, resource), f"free {resource}")
-        wait_until(partial(is_withdrawn, cluster), "withdrawal")
-        # As the kubelet will within ten seconds, so that the next test's figures are its own.
-        none = dict.fromkeys((SHARE, GPU), "0")
-        change = {"capacity": none, "allocatable": none}
-        cluster.api.patch(f"{cluster.node_path}/status", {"status": change})
+            cluster.wait_allocatable(resource, 0)
     finally:
         made.close()
     for spec in made.tenancy.cdi.glob("allotment.dev-share-*"):
@@ -216,12 +212,6 @@ def held_of(cluster: Cluster, resource: str) -> Mapping[str, frozenset[str]]:
 
 def is_free(cluster: Cluster, resource: str) -> bool:
     return not held_of(cluster, resource)
-
-
-def is_withdrawn(cluster: Cluster) -> bool:
-    """Whether the kubelet has no device of these tests."""
-    with PodResources(cluster.node.path(POD_RESOURCES_SOCKET)) as kubelet:
-        return {SHARE, GPU}.isdisjoint(kubelet.healthy())
 
 
 def uid(pods: Pods, name: str) -> str:

@@ -7,8 +7,8 @@ Tests of those need the folder NVIDIA_PROGRAMS with the programs, as they are or
 from __future__ import annotations
 
 import asyncio
-import lzma
-import os
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 Inside = Callable[..., str]
-Peer = Callable[[str], Path]
+NvidiaProgram = Callable[[str], Path]
 
 pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
 
@@ -44,26 +44,6 @@ def inside(allot: Allot, tmp_path: Path) -> Inside:
         return text
 
     return run
-
-
-@pytest.fixture(scope="session")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
-    """The path of one of NVIDIA's programs."""
-    folder = os.environ.get("NVIDIA_PROGRAMS", "")
-
-    def find(name: str) -> Path:
-        plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
-        if not folder or not (plain.exists() or packed.exists()):
-            pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
-        if plain.exists():
-            return plain
-        path = tmp_path_factory.getbasetemp() / name
-        if not path.exists():
-            path.write_bytes(lzma.decompress(packed.read_bytes()))
-            path.chmod(0o755)
-        return path
-
-    return find
 
 
 def test_a_program_sees_a_driver(inside: Inside, allot: Allot, tmp_path: Path) -> None:
@@ -84,7 +64,7 @@ def test_a_program_sees_a_driver(inside: Inside, allot: Allot, tmp_path: Path) -
     assert "0x030200\n0x030000\n" in text
     assert "c3:1 666 character special file\n1fe:2 666 character special file\n1:3 666" in text
     assert "/proc/modules:3\n/proc/devices:3\n" in text
-    assert "/pci0000:00/0000:07:00.0" in text
+    assert "\n/sys/devices/pci0000:00/0000:07:00.0\n" in text
     assert not Path("/dev/nvidia1").exists()
     libraries = sorted(path.name for path in (tmp_path / "root" / "usr" / "lib64").iterdir())
     assert libraries[:3] == ["libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05"]
@@ -102,6 +82,20 @@ def test_other_files_are_left_alone(allot: Allot, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "has other files" in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name == "usr"] == []
+
+
+def test_libraries_are_not_where_none_can_be_loaded(allot: Allot, tmp_path: Path) -> None:
+    words = allot.command("env", "--simulated", "t4", "--driver-root", tmp_path, "--", "true")
+    script = f"mount -t tmpfs -o noexec none {tmp_path} && exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env=allot.environment(ALLOTMENT_STATE=str(tmp_path.parent / "noexec-state")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "is mounted noexec" in done.stderr
 
 
 CONFIGS = {
@@ -128,9 +122,14 @@ CONFIGS = {
     ],
 )
 def test_the_labels_are_nvidias(
-    inside: Inside, peer: Peer, allot: Allot, tmp_path: Path, spec: str, config: str
+    inside: Inside,
+    nvidia_program: NvidiaProgram,
+    allot: Allot,
+    tmp_path: Path,
+    spec: str,
+    config: str,
 ) -> None:
-    program = peer("gpu-feature-discovery")
+    program = nvidia_program("gpu-feature-discovery")
     settings, output = tmp_path / "config.yaml", tmp_path / "labels"
     settings.write_text(CONFIGS[config])
     flags = ("-oneshot", "-no-timestamp", "-use-node-feature-api=false")
@@ -148,8 +147,10 @@ def test_the_labels_are_nvidias(
     assert {key: value for key, value in ours.items() if key.startswith("nvidia.com/")} == theirs
 
 
-def test_mig_parted_applies_a_configuration(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("nvidia-mig-parted"), tmp_path / "config.yaml"
+def test_mig_parted_applies_a_configuration(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("nvidia-mig-parted"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nmig-configs:\n  mixed:\n  - devices: all\n    mig-enabled: true\n"
         "    mig-devices: {1g.10gb: 2, 3g.40gb: 1}\n"
@@ -160,8 +161,10 @@ def test_mig_parted_applies_a_configuration(inside: Inside, peer: Peer, tmp_path
     assert inside(spec, "nvidia-smi", "-L").count("MIG 1g.10gb") == 4
 
 
-def test_mig_parted_resets_an_ampere(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("nvidia-mig-parted"), tmp_path / "config.yaml"
+def test_mig_parted_resets_an_ampere(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("nvidia-mig-parted"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nmig-configs:\n  all:\n  - devices: all\n    mig-enabled: true\n"
         "    mig-devices: {1g.10gb: 7}\n"
@@ -183,8 +186,10 @@ def mount_points() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mount_points")
-def test_nvidias_plugin_offers_the_devices(allot: Allot, peer: Peer, tmp_path: Path) -> None:
-    asyncio.run(offer_devices(allot, peer("nvidia-device-plugin"), tmp_path))
+def test_nvidias_plugin_offers_the_devices(
+    allot: Allot, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    asyncio.run(offer_devices(allot, nvidia_program("nvidia-device-plugin"), tmp_path))
 
 
 async def offer_devices(allot: Allot, program: Path, tmp_path: Path) -> None:
@@ -222,8 +227,10 @@ async def offer_devices(allot: Allot, program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mount_points")
-def test_nvidias_daemon_of_mps_starts_ours(inside: Inside, peer: Peer, tmp_path: Path) -> None:
-    program, config = peer("mps-control-daemon"), tmp_path / "config.yaml"
+def test_nvidias_daemon_of_mps_starts_ours(
+    inside: Inside, nvidia_program: NvidiaProgram, tmp_path: Path
+) -> None:
+    program, config = nvidia_program("mps-control-daemon"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.conftest import FIRST_FILES
 
 from allotment.model.modes import MODES
 
@@ -97,6 +98,10 @@ def test_no_file_is_longer_than_a_reader_can_hold(sources: Mapping[Path, str], r
     }
     long = {path for path, lines in lengths.items() if lines > MOST_LINES}
     assert long <= LONG_FILES
+
+
+def test_the_tests_that_begin_first_are_there(root: Path) -> None:
+    assert [name for name in FIRST_FILES if not (root / name).is_file()] == []
 
 
 def test_the_house_has_so_many_files_at_most(sources: Mapping[Path, str]) -> None:

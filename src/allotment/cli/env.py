@@ -53,7 +53,7 @@ def command(
     Examples:
       eval "$(allot env --simulated a100-80gb:2)"
       eval "$(allot env --unset)"
-      allot env --simulated h100-80gb --driver-root /run/gpu -- nvidia-device-plugin
+      allot env --simulated h100-80gb --driver-root /var/lib/gpu -- nvidia-device-plugin
     """  # noqa: D301 - click's mark
     if unset:
         for name in _VARIABLES:
@@ -107,11 +107,11 @@ def _run(program: tuple[str, ...], values: dict[str, str], driver_root: Path | N
 
     found = find_program(program, values["PATH"])
     if driver_root is not None:
-        from allotment.devices.driver_root import COVERS, library_folder
+        from allotment.devices.driver_root import ADDS, COVERS, library_folder
         from allotment.shares.run.namespace import enter_driver_root
 
         try:
-            enter_driver_root(driver_root, library_folder(driver_root), COVERS)
+            enter_driver_root(driver_root, library_folder(driver_root), COVERS, ADDS)
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot show the files of {driver_root} to a program: {error}",

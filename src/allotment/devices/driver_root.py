@@ -34,6 +34,8 @@ _MODULES: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia")
 
 COVERS: Final = ("proc/driver", "proc/modules", "proc/devices", "sys/bus/pci")
 """Parts of the folder that replace the machine's own."""
+ADDS: Final = ("dev", "sys/devices", "run/allotment/simulated")
+"""Parts that are added to the machine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,17 @@ def make_driver_root(root: Path, machine: Path, programs: Path) -> None:
                 f"{root} has other files, and would become a driver's folder",
                 hint="name a new folder with --driver-root",
             )
+        if os.statvfs(root).f_flag & os.ST_NOEXEC:
+            raise StateError(
+                f"no program can load libraries from {root}: it is mounted noexec",
+                hint="name a folder elsewhere, as /var/lib/gpu",
+            )
         mark.touch()
         facts = read_machine(machine)
         gpus = list(_gpus(machine))
         _put_programs(root, programs, facts.driver_version)
         _put_driver_facts(root / "proc", gpus, machine, facts.driver_version)
-        _put_pci(root / "sys/bus/pci", gpus)
+        _put_pci(root / "sys", gpus)
         _put_nodes(root / "dev", gpus, machine)
         # Where the libraries look without a variable.
         default = root / DEFAULT_PATH.relative_to("/")
@@ -81,7 +88,7 @@ def make_driver_root(root: Path, machine: Path, programs: Path) -> None:
     except OSError as error:
         raise StateError(
             f"cannot make the driver's folder {root}: {error.strerror} ({error.filename})",
-            hint="choose a folder where device nodes can be made, as /run",
+            hint="choose a folder where device nodes can be made, as /var/lib/gpu",
         ) from error
 
 
@@ -167,13 +174,14 @@ def _mig_minors(gpus: list[_Gpu]) -> Iterator[str]:
                 yield f"gpu{gpu.minor}/gi{instance}/ci{compute}/access {minor + 1 + compute}\n"
 
 
-def _put_pci(bus: Path, gpus: list[_Gpu]) -> None:
+def _put_pci(sys: Path, gpus: list[_Gpu]) -> None:
     """Write the PCI bus as the kernel shows it, with these devices alone."""
+    bus = sys / "bus/pci"
     (bus / "drivers/nvidia").mkdir(parents=True, exist_ok=True)
     (bus / "devices").mkdir(exist_ok=True)
     for gpu in gpus:
         # The root of its PCI tree is part of a device's path.
-        folder = bus / "pci0000:00" / gpu.address
+        folder = sys / "devices/pci0000:00" / gpu.address
         vendor, device = gpu.device_id & 0xFFFF, gpu.device_id >> 16
         values = {
             "vendor": f"0x{vendor:04x}",
@@ -192,8 +200,8 @@ def _put_pci(bus: Path, gpus: list[_Gpu]) -> None:
         config += gpu.pci_class.to_bytes(3, "little") + bytes(32)
         config += struct.pack("<I", gpu.subsystem_id)
         (folder / "config").write_bytes(config.ljust(256, b"\0"))
-        _link(folder / "driver", "../../drivers/nvidia")
-        _link(bus / "devices" / gpu.address, f"../pci0000:00/{gpu.address}")
+        _link(folder / "driver", "../../../bus/pci/drivers/nvidia")
+        _link(bus / "devices" / gpu.address, f"../../../devices/pci0000:00/{gpu.address}")
 
 
 def _put_nodes(folder: Path, gpus: list[_Gpu], machine: Path) -> None:

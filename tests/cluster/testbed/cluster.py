@@ -22,8 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from podresources import POD_RESOURCES_SOCKET, PodResources
+
 from allotment.agent.configuring import PLUGIN_FOLDER
 from allotment.agent.plugin.front import OFFER
+from allotment.model.errors import StateError
 from testbed import control_plane, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
@@ -402,11 +405,10 @@ class Cluster:
         """Waits until the node offers this much of a resource (any but 0 if not given)."""
 
         def offered() -> str | None:
-            status = self.api.get(self.node_path).get("status", {})
-            value = str(status.get("allocatable", {}).get(resource, "0"))
+            value = self._allocatable().get(resource, "0")
             matches = value != "0" if amount is None else value == str(amount)
             if not matches:
-                self.hasten_status()
+                self._report_devices()
             return value if matches else None
 
         return wait_until(
@@ -416,19 +418,30 @@ class Cluster:
             explain=self._explain_resources,
         )
 
-    def hasten_status(self) -> bool:
-        """Writes how many healthy devices the kubelet has, as it will within ten seconds.
+    def _allocatable(self) -> dict[str, str]:
+        status = self.api.get(self.node_path)["status"]
+        return {name: str(value) for name, value in status.get("allocatable", {}).items()}
 
-        Not for a resource without any: what is lost stays in the status for its ten seconds.
+    def _report_devices(self) -> None:
+        """Writes into the node's status how many devices the kubelet has to give out.
+
+        The kubelet writes the same within its ten seconds, which tests would only wait for. Its own
+        report is seen by `test_the_node_follows_what_is_offered`.
         """
-        from podresources import POD_RESOURCES_SOCKET, PodResources
+        try:
+            with PodResources(self.node.path(POD_RESOURCES_SOCKET)) as kubelet:
+                devices = kubelet.allocatable()
+        except StateError:  # it is away, and says it itself when it is back
+            return
+        told = {name: value for name, value in self._allocatable().items() if _is_devices(name)}
+        known = dict.fromkeys(told, "0") | {
+            name: str(count) for name, count in devices.items() if _is_devices(name)
+        }
+        if known != told:
+            self._write_allocatable(known)
 
-        with PodResources(self.node.path(POD_RESOURCES_SOCKET)) as kubelet:
-            healthy = {key: ids for key, ids in kubelet.healthy().items() if _is_devices(key)}
-        if healthy:
-            amounts = {key: str(len(ids)) for key, ids in healthy.items()}
-            self.api.patch(f"{self.node_path}/status", {"status": {"allocatable": amounts}})
-        return bool(healthy)
+    def _write_allocatable(self, amounts: Mapping[str, str]) -> None:
+        self.api.patch(f"{self.node_path}/status", {"status": {"allocatable": dict(amounts)}})
 
     def _explain_resources(self) -> str:
         try:
@@ -448,8 +461,11 @@ class Cluster:
         def offers() -> bool:
             if not agent.is_running:
                 raise TestbedError(f"the agent ended with {agent.wait(1)}")
-            allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
-            return any(value != "0" for key, value in allocatable.items() if _is_devices(key))
+            has = self._allocatable().items()
+            is_offered = any(value != "0" for name, value in has if _is_devices(name))
+            if not is_offered:
+                self._report_devices()
+            return is_offered
 
         try:
             wait_until(offers, "resources of the agent", timeout_s=timeout_s)
@@ -481,10 +497,8 @@ class Cluster:
     def forget_agent(self) -> None:
         """Lets the node offer nothing of an agent that has ended; removes what it kept."""
         self.end_front()
-        status = self.api.get(self.node_path)["status"]
-        none = {key: "0" for key in status.get("allocatable", {}) if _is_devices(key)}
         # As the kubelet will within ten seconds.
-        self.api.patch(f"{self.node_path}/status", {"status": {"allocatable": none}})
+        self._write_allocatable({name: "0" for name in self._allocatable() if _is_devices(name)})
         self._remove_agents_files()
 
     def _remove_agents_files(self) -> None:

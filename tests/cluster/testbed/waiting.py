@@ -14,6 +14,8 @@ PATIENCE_S: Final = 90.0
 """For what takes seconds on an idle machine: a busy one may take ten times as long. What comes soon
 costs no more for it."""
 
+_LONGEST_PAUSE_S: Final = 0.5
+
 
 class TestbedError(Exception):
     """Something of the test cluster did not come about; the message has the end of its log."""
@@ -36,22 +38,24 @@ def wait_until(
         condition: May raise TestbedError to end the waiting, as when the process has died.
         what: What is waited for, as in "no {what} after 5 s".
         timeout_s: For how long.
-        every_s: The pause between two calls.
+        every_s: The pause between two calls. It grows with the time that was waited, since each
+            look takes time from what is waited for.
         explain: What to add to the error: the tail of a log, a pod's state.
 
     Raises:
         TestbedError: it did not come about in time.
     """
-    end = time.monotonic() + timeout_s
+    begin = time.monotonic()
     while True:
         # Asked once more after the end: a machine that was busy elsewhere is not to blame.
-        is_last = time.monotonic() >= end
+        waited = time.monotonic() - begin
+        is_last = waited >= timeout_s
         found = condition()
         if found:
             return found
         if is_last:
             raise TestbedError(f"no {what} after {timeout_s:g} s\n{explain()}")
-        time.sleep(every_s)
+        time.sleep(max(every_s, min(waited / 20, _LONGEST_PAUSE_S)))
 
 
 def tail(path: Path, *, lines: int = 25) -> str:

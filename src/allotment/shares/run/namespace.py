@@ -57,11 +57,13 @@ def inside_folder(libraries: Path | None) -> str:
     return f"{_LIBRARIES_INSIDE}/{libraries.name}" if libraries else ""
 
 
-def enter_driver_root(root: Path, libraries: Path, covers: Iterable[str]) -> None:
+def enter_driver_root(
+    root: Path, libraries: Path, covers: Iterable[str], adds: Iterable[str]
+) -> None:
     """Enter a namespace where parts of a folder are the machine's; raise `OSError`.
 
-    Below `covers`, the folder replaces the machine's files; elsewhere it adds to them. The loader
-    finds `libraries` without a variable: programs start others with an empty environment.
+    Below `covers`, the folder replaces the machine's files; below `adds`, it adds to them. The
+    loader finds `libraries` without a variable: programs start others with an empty environment.
     """
     os.makedirs(f"{RUN_FOLDER}/simulated", exist_ok=True)  # noqa: PTH103
     cache = f"{root}/.ld.so.cache"
@@ -73,8 +75,8 @@ def enter_driver_root(root: Path, libraries: Path, covers: Iterable[str]) -> Non
     for part in covers:
         if os.path.exists(f"/{part}"):  # noqa: PTH110
             _mount(f"{root}/{part}", f"/{part}", None, _MS_BIND | _MS_REC)
-    _add("/dev", f"{root}/dev")
-    _add(f"{RUN_FOLDER}/simulated", f"{root}{RUN_FOLDER}/simulated")
+    for part in adds:
+        _add(f"/{part}", f"{root}/{part}")
     if not os.path.exists("/proc/modules"):  # noqa: PTH110
         _add_modules(f"{root}/proc")
 

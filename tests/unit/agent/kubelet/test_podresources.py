@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import podresources_pb2 as messages
 import pytest
-from podresources import GET_POD, LIST_PODS, Held, PodResources
+from podresources import GET_POD, LIST_ALLOCATABLE, LIST_PODS, Held, PodResources
 
 from allotment.agent.kubelet.services import handlers
 from allotment.model.errors import NotFoundError, StateError
@@ -40,11 +41,22 @@ def answer_get(
     return messages.GetPodResourcesResponse(pod_resources=pod())
 
 
+def answer_allocatable(
+    _request: messages.AllocatableResourcesRequest, _context: grpc.ServicerContext
+) -> messages.AllocatableResourcesResponse:
+    return messages.AllocatableResourcesResponse(devices=pod().containers[0].devices)
+
+
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "kubelet.sock"
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers(handlers({LIST_PODS: answer_list, GET_POD: answer_get}))
+    answers: dict[Any, Any] = {
+        LIST_PODS: answer_list,
+        GET_POD: answer_get,
+        LIST_ALLOCATABLE: answer_allocatable,
+    }
+    server.add_generic_rpc_handlers(handlers(answers))
     server.add_insecure_port(f"unix:{path}")
     server.start()
     yield path
@@ -64,6 +76,7 @@ def test_what_is_listed_in_parts_is_one(socket: Path) -> None:
     with PodResources(socket) as kubelet:
         assert kubelet.list() == (MAIN, SIDE)
         assert kubelet.get("team", "train") == (MAIN, SIDE)
+        assert kubelet.allocatable() == {"nvidia.com/gpu": 2}
 
 
 def test_a_pod_that_is_not_there_is_not_found(socket: Path) -> None:

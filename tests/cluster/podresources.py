@@ -22,14 +22,14 @@ _SERVICE: Final = "v1.PodResourcesLister"
 LIST_PODS: Final = Method(
     _SERVICE, "List", messages.ListPodResourcesRequest, messages.ListPodResourcesResponse
 )
-GET_POD: Final = Method(
-    _SERVICE, "Get", messages.GetPodResourcesRequest, messages.GetPodResourcesResponse
-)
-ALLOCATABLE: Final = Method(
+LIST_ALLOCATABLE: Final = Method(
     _SERVICE,
     "GetAllocatableResources",
     messages.AllocatableResourcesRequest,
     messages.AllocatableResourcesResponse,
+)
+GET_POD: Final = Method(
+    _SERVICE, "Get", messages.GetPodResourcesRequest, messages.GetPodResourcesResponse
 )
 _PATIENCE_S: Final = 5.0
 
@@ -45,7 +45,7 @@ class Held:
     pod: str
     container: str
     ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By resource. The kubelet may list one resource several times: these are all of them."""
+    """By resource."""
 
 
 class PodResources:
@@ -73,15 +73,15 @@ class PodResources:
         reply = self._call(LIST_PODS, messages.ListPodResourcesRequest())
         return tuple(held for pod in reply.pod_resources for held in _held(pod))
 
+    def allocatable(self) -> dict[str, int]:
+        """Return how many devices the kubelet gives out, by resource. Raises `StateError`."""
+        reply = self._call(LIST_ALLOCATABLE, messages.AllocatableResourcesRequest())
+        return {name: len(ids) for name, ids in _by_resource(reply.devices).items()}
+
     def get(self, namespace: str, pod: str) -> tuple[Held, ...]:
         """Return what the containers of one pod have. Raises `NotFoundError` or `StateError`."""
         ask = messages.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         return tuple(_held(self._call(GET_POD, ask).pod_resources))
-
-    def healthy(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy ids of each resource that has some. Raises `StateError`."""
-        reply = self._call(ALLOCATABLE, messages.AllocatableResourcesRequest())
-        return _ids(reply.devices)
 
     def _call(self, method: Method[Ask, Reply], ask: Ask) -> Reply:
         if self._channel is None:
@@ -101,14 +101,19 @@ class PodResources:
 
 def _held(pod: messages.PodResources) -> list[Held]:
     return [
-        Held(namespace=pod.namespace, pod=pod.name, container=each.name, ids=_ids(each.devices))
-        for each in pod.containers
+        Held(
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=container.name,
+            ids=_by_resource(container.devices),
+        )
+        for container in pod.containers
     ]
 
 
-def _ids(listed: Iterable[messages.ContainerDevices]) -> dict[str, frozenset[str]]:
+def _by_resource(devices: Iterable[messages.ContainerDevices]) -> dict[str, frozenset[str]]:
+    """The ids of each resource, which may be listed once for each NUMA node."""
     ids: dict[str, frozenset[str]] = {}
-    for devices in listed:
-        before = ids.get(devices.resource_name, frozenset())
-        ids[devices.resource_name] = before.union(devices.device_ids)
+    for each in devices:
+        ids[each.resource_name] = ids.get(each.resource_name, frozenset()).union(each.device_ids)
     return ids

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's DRA driver, unchanged, on a simulated machine: claims become GPUs and MIG slices.
+
+It is one of the programs that tests look for in the folder NVIDIA_PROGRAMS.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import tail, wait_until
+
+DRIVER = "gpu.nvidia.com"
+CLAIMS = "/apis/resource.k8s.io/v1"
+ROOT = "/var/lib/dra"
+MACHINE = "h100-80gb:2"
+SHOWN = "/dev/nvidia* /usr/lib64/libcuda.so.*"
+ALLOT = [sys.executable, "-m", "allotment"]
+# Its own tool of hooks is part of its image; containers here need no loader cache.
+OPTIONS = (
+    *("--nvidia-driver-root", ROOT),
+    *("--container-driver-root", ROOT),
+    *("--cdi-root", "/var/run/cdi"),
+    *("--nvidia-cdi-hook-path", "/bin/true"),
+    *("--image-name", "unused"),
+    *("--feature-gates", "DynamicMIG=true"),
+)
+
+
+def on_machine(*command: str | Path) -> list[str]:
+    """A command that sees a driver's files."""
+    where = ("--simulated", MACHINE, "--driver-root", ROOT, "--state", f"{ROOT}-state")
+    return [*ALLOT, "env", *where, "--", *map(str, command)]
+
+
+@pytest.fixture
+def devices(cluster: Cluster, nvidia_program: Callable[[str], Path]) -> Iterator[list[Json]]:
+    """The devices that NVIDIA's driver publishes of two simulated GPUs, while it runs."""
+    program = nvidia_program("gpu-kubelet-plugin")
+    flags = ("--node-name", cluster.node_name, "--kubeconfig", cluster.kubeconfig)
+    log = cluster.log("dra-driver")
+    with log.open("a", encoding="utf-8") as file:
+        driver = cluster.node.popen(
+            on_machine(program, *flags, *OPTIONS), folder=Path("/"), stdout=file, stderr=file
+        )
+    for kind in ("gpu", "mig"):
+        expression = (
+            f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+        )
+        cluster.api.apply(
+            f"{CLAIMS}/deviceclasses/{kind}.nvidia.com",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "DeviceClass",
+                "metadata": {"name": f"{kind}.nvidia.com"},
+                "spec": {"selectors": [{"cel": {"expression": expression}}]},
+            },
+        )
+
+    def published() -> list[Json]:
+        assert driver.is_running, tail(log)
+        slices = cluster.api.items(f"{CLAIMS}/resourceslices")
+        pools = [each["spec"]["pool"] for each in slices]
+        is_whole = len(slices) == (pools[0]["resourceSliceCount"] if pools else -1)
+        return slices if is_whole else []
+
+    slices = wait_until(published, "slices of the driver's", explain=lambda: tail(log))
+    yield [device for each in slices for device in each["spec"].get("devices", ())]
+    driver.stop()
+    cluster.api.delete(f"{CLAIMS}/resourceslices")
+
+
+def claim(pods: Pods, name: str, kind: str, expression: str = "true") -> Json:
+    """Makes a claim of one device, and returns a pod with it that shows what it got."""
+    exactly = {
+        "deviceClassName": f"{kind}.nvidia.com",
+        "selectors": [{"cel": {"expression": expression}}],
+    }
+    pods.cluster.api.post(
+        f"{CLAIMS}/namespaces/{pods.namespace}/resourceclaims",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [{"name": "one", "exactly": exactly}]}},
+        },
+    )
+    asking = container(["sh", "-c", f"find {SHOWN} | sort; sleep 1000"], image=BUSYBOX)
+    asking["resources"] = {"claims": [{"name": "mine"}]}
+    return pod(name, asking, resourceClaims=[{"name": "mine", "resourceClaimName": name}])
+
+
+def listed(cluster: Cluster) -> str:
+    return cluster.node.run(on_machine("nvidia-smi", "-L")).stdout
+
+
+def given(pods: Pods, name: str) -> list[str]:
+    """The device of a pod's claim, and the files that its container has of a driver."""
+    pods.wait_ready(name)
+    found = pods.cluster.api.get(f"{CLAIMS}/namespaces/{pods.namespace}/resourceclaims/{name}")
+    (result,) = found["status"]["allocation"]["devices"]["results"]
+    return [str(result["device"]), *pods.wait_logs(name, lines=6).split()]
+
+
+def test_nvidias_dra_driver_serves_claims(
+    cluster: Cluster, devices: list[Json], pods: Pods
+) -> None:
+    gpus = {each["name"]: each["attributes"] for each in devices if "-mig-" not in each["name"]}
+    assert sorted(gpus) == ["gpu-0", "gpu-1"]
+    for each in gpus.values():
+        assert each["uuid"]["string"] in listed(cluster)
+        assert each["driverVersion"]["version"] == "580.95.5"
+        assert each["resource.kubernetes.io/pcieRoot"]["string"] == "pci0000:00"
+
+    pods.create(claim(pods, "whole", "gpu"))
+    gpu, *files = given(pods, "whole")
+    nodes = [f"/dev/nvidia{gpu.removeprefix('gpu-')}", "/dev/nvidiactl"]
+    assert [each for each in files if each in nodes] == nodes
+    assert f"/dev/nvidia{1 - int(gpu[-1])}" not in files
+    assert "/usr/lib64/libcuda.so.580.95.05" in files
+
+    profile = f"device.attributes['{DRIVER}'].profile == '1g.10gb'"
+    pods.create(claim(pods, "slice", "mig", profile))
+    mine, *files = given(pods, "slice")
+    assert mine.startswith(f"gpu-{1 - int(gpu[-1])}-mig-1g10gb-19-")
+    assert len([each for each in files if each.startswith("/dev/nvidia-caps/")]) == 2
+    assert listed(cluster).count("MIG 1g.10gb") == 1
+    pods.delete()
+    wait_until(lambda: "MIG" not in listed(cluster), "end of the slice")
