@@ -15,8 +15,7 @@ import stat
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from allotment.ledger import lease_layout as layout
 from allotment.libraries import LEDGER, load_library
@@ -25,7 +24,10 @@ from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+_Content = TypeVar("_Content")
 
 CONTRACT: Final = "contract"
 LEASES: Final = "leases"
@@ -234,15 +236,46 @@ def read_contract(path: Path) -> Contract:
     )
 
 
-def read_terms(path: Path, seat: Seat) -> Terms | None:
-    """None: the seat has another owner. Raises `LedgerError`."""
-    taken = _taken_seat(_contract_bytes(path), seat.number)
-    return taken.terms if taken is not None and taken.seat == seat else None
+class DeviceFiles:
+    """Reads the files of each device once, through any of the links in its shares' folders.
+
+    For one look at many shares: what changes meanwhile is not seen. Every method raises
+    `LedgerError`.
+    """
+
+    def __init__(self) -> None:
+        self._contracts: dict[tuple[int, int], bytes] = {}
+        self._leases: dict[tuple[int, int], Leases] = {}
+
+    def terms(self, path: Path, seat: Seat) -> Terms | None:
+        """Return the terms of a seat in a contract; None: the seat has another owner."""
+        taken = _taken_seat(self._contract(path), seat.number)
+        return taken.terms if taken is not None and taken.seat == seat else None
+
+    def is_governed(self, path: Path) -> bool:
+        """Whether the shares of a contract's device take turns."""
+        return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
+
+    def leases(self, path: Path) -> Leases:
+        """Return the turns of a device."""
+        return _once(self._leases, path, read_leases)
+
+    def _contract(self, path: Path) -> bytes:
+        return _once(self._contracts, path, _contract_bytes)
 
 
-def is_governed(path: Path) -> bool:
-    """Whether the shares of the device take turns. Raises `LedgerError`."""
-    return u32(_contract_bytes(path), layout.CONTRACT_GOVERNED_AT) > 0
+def _once(
+    known: dict[tuple[int, int], _Content], path: Path, read: Callable[[Path], _Content]
+) -> _Content:
+    """Return a file's content as first read through any of its links."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - for each share
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    inode = status.st_dev, status.st_ino
+    if inode not in known:
+        known[inode] = read(path)
+    return known[inode]
 
 
 def read_leases(path: Path) -> Leases:

@@ -126,15 +126,9 @@ def damaged(path: Path, why: str) -> LedgerError:
     )
 
 
-def _load(path: Path, *, size: int, magic: int) -> bytes:
-    try:
-        # Read no more than needed: the share's programs may have extended the file.
-        with path.open("rb", buffering=0) as file:
-            data = file.read(size)
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
-    if len(data) < size:
-        raise damaged(path, f"it has {len(data)} bytes, {size} are needed")
+def _check(path: Path, data: bytes, *, have: int, size: int, magic: int) -> None:
+    if have < size:
+        raise damaged(path, f"it has {have} bytes, {size} are needed")
     if u64(data, 0) != magic:
         raise damaged(path, "it does not start with a ledger's magic number")
     version = u32(data, 8)
@@ -145,11 +139,16 @@ def _load(path: Path, *, size: int, magic: int) -> bytes:
                 "use the version of Allotment that created the share, or end it and run it again"
             ),
         )
-    return data
 
 
 def _read_policy(path: Path) -> LedgerPolicy:
-    data = _load(path, size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
+    try:
+        # Read no more than needed: the share's programs may have extended the file.
+        with path.open("rb", buffering=0) as file:
+            data = file.read(layout.POLICY_SIZE)
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    _check(path, data, have=len(data), size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
     count = u32(data, layout.POLICY_DEVICE_COUNT_AT)
     if not 0 < count <= layout.MAX_DEVICES:
         raise damaged(path, f"it names {count} devices")
@@ -258,15 +257,16 @@ def read(directory: Path) -> Ledger:
     policy = _read_policy(directory / "policy")
     path = directory / "usage"
     read_ns = time.monotonic_ns()
-    data = _load(path, size=layout.USAGE_SIZE, magic=layout.USAGE_MAGIC)
-    high = min(u32(data, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
     count = len(policy.devices)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
-    states = [u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) for slot in range(high)]
     try:
+        data, high = _usage(descriptor, path)
+        states = [
+            u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) for slot in range(high)
+        ]
         processes = tuple(
             _process_use(data, slot, count)
             for slot, state in enumerate(states)
@@ -281,3 +281,23 @@ def read(directory: Path) -> Ledger:
         read_ns=read_ns,
         has_leaving=layout.SLOT_LEAVING in states,
     )
+
+
+def _usage(descriptor: int, path: Path) -> tuple[bytes, int]:
+    """Read the slots in use, and what is before them: most of a ledger has never been used.
+
+    Returns the number of slots, too. Their number is read first: a slot that a process takes
+    meanwhile is left out.
+    """
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, layout.USAGE_SLOTS_AT, 0)
+        _check(path, head, have=size, size=layout.USAGE_SIZE, magic=layout.USAGE_MAGIC)
+        high = min(u32(head, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
+        end = layout.USAGE_SLOTS_AT + high * layout.SLOT_SIZE
+        data = os.pread(descriptor, end, 0)
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    if len(data) < end:
+        raise damaged(path, f"it has {len(data)} bytes, {layout.USAGE_SIZE} are needed")
+    return data, high

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allotment.ledger import Ledger, SeatAccount, Terms
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.devices import Device
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
@@ -51,10 +52,20 @@ class Mode:
         """
         return None
 
-    def terms(self, directory: Path, snapshot: Ledger) -> Mapping[str, Terms]:  # noqa: ARG002
+    def terms(
+        self,
+        directory: Path,  # noqa: ARG002 - as above
+        snapshot: Ledger,  # noqa: ARG002
+        files: DeviceFiles,  # noqa: ARG002
+    ) -> Mapping[str, Terms]:
         """Return the compute in force on each device with turns, by UUID. Raises `LedgerError`."""
         return {}
 
-    def turns(self, directory: Path, snapshot: Ledger) -> Mapping[str, Turns]:  # noqa: ARG002
+    def turns(
+        self,
+        directory: Path,  # noqa: ARG002 - as above
+        snapshot: Ledger,  # noqa: ARG002
+        files: DeviceFiles,  # noqa: ARG002
+    ) -> Mapping[str, Turns]:
         """Return the share's use of each device with turns, by UUID. Raises `LedgerError`."""
         return {}

@@ -11,13 +11,11 @@ from pathlib import Path
 
 from allotment import ledger
 from allotment.ledger.leases import (
+    DeviceFiles,
     Seat,
     SeatAccount,
     Terms,
     change,
-    is_governed,
-    read_leases,
-    read_terms,
 )
 from allotment.model.errors import LedgerError
 from allotment.model.formats import format_bytes
@@ -75,22 +73,26 @@ class SoftMode(Mode):
         )
         return snapshot if is_whole else ledger.read(directory)
 
-    def terms(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Terms]:
+    def terms(
+        self, directory: Path, snapshot: ledger.Ledger, files: DeviceFiles
+    ) -> dict[str, Terms]:
         terms_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                terms = read_terms(directory / turns.link_names(index)[0], device.seat)
+                terms = files.terms(directory / turns.link_names(index)[0], device.seat)
                 if terms is not None:
                     terms_by_uuid[device.uuid] = terms
         return terms_by_uuid
 
-    def turns(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Turns]:
+    def turns(
+        self, directory: Path, snapshot: ledger.Ledger, files: DeviceFiles
+    ) -> dict[str, Turns]:
         turns_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
                 contract, leases = (directory / name for name in turns.link_names(index))
-                account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
-                turns_by_uuid[device.uuid] = Turns(account, is_governed(contract))
+                account = files.leases(leases).accounts.get(device.seat.serial, SeatAccount())
+                turns_by_uuid[device.uuid] = Turns(account, files.is_governed(contract))
         return turns_by_uuid
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:

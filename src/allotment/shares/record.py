@@ -17,6 +17,7 @@ from typing import Any
 
 from allotment.files import atomic_write
 from allotment.ledger import Ledger, Terms
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
@@ -325,11 +326,13 @@ class LoadedShare:
         return self.share.devices if self.share else ()
 
 
-def read_share(directory: Path, *, written: Share | None = None) -> LoadedShare | None:
+def read_share(
+    directory: Path, *, written: Share | None = None, files: DeviceFiles | None = None
+) -> LoadedShare | None:
     """Read one share, and reclaim dead processes' use; None if it is gone.
 
     `written`: its record as the caller wrote it; `allot run` starts and ends faster without a
-    parser.
+    parser. `files`: of the devices, where many shares are read at once.
     """
     share_id = ShareId(directory.name)
     share: Share | None = None
@@ -347,7 +350,7 @@ def read_share(directory: Path, *, written: Share | None = None) -> LoadedShare 
         mode = mode_named(name)
         snapshot = mode.reconcile(directory)
         if snapshot is not None:
-            terms = mode.terms(directory, snapshot)
+            terms = mode.terms(directory, snapshot, files or DeviceFiles())
     except (LedgerError, UsageError) as error:
         if not directory.is_dir():
             return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import read, reap
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import LedgerError, StateError
 from allotment.model.shares import ShareId
 from allotment.modes import turns
@@ -42,7 +43,12 @@ def list_shares(folder: StateFolder) -> list[LoadedShare]:
         return []
     except OSError as error:
         raise explained(error, folder.shares, "list the shares") from error
-    loaded = [read_share(folder.share(ShareId(name))) for name in names if not name.startswith(".")]
+    files = DeviceFiles()
+    loaded = [
+        read_share(folder.share(ShareId(name)), files=files)
+        for name in names
+        if not name.startswith(".")
+    ]
     return sorted((share for share in loaded if share is not None), key=LoadedShare.age_key)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
@@ -235,6 +236,7 @@ def share_status(
     known = list(shares)
     members = census((each.share, each.directory) for each in known if each.share)
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
+    files = DeviceFiles()
     views = []
     for each in known:
         machine = each.share.machine if each.share else None
@@ -243,7 +245,7 @@ def share_status(
         own = members.get(each.id, set())
         users = own | _exclusive_users(each, members, answers[machine])
         settled = without_freed(each, answers[machine])
-        seen = _view(settled, users, answers[machine], losses or {})
+        seen = _view(settled, users, answers[machine], losses or {}, files)
         views.append(replace(seen, pids=tuple(sorted(own & {one.pid for one in seen.processes}))))
     for path in machines:
         name = str(path) if path else None
@@ -309,6 +311,7 @@ def _view(
     members: set[int],
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]],
+    files: DeviceFiles,
 ) -> ShareView:
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
@@ -323,7 +326,7 @@ def _view(
         name=found.name,
         state=state,
         share=found.share,
-        devices=_compared(_devices(found), found, unenforced, members, readings),
+        devices=_compared(_devices(found, files), found, unenforced, members, readings),
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
@@ -363,7 +366,7 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
     return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
 
 
-def _devices(found: LoadedShare) -> tuple[DeviceView, ...]:
+def _devices(found: LoadedShare, files: DeviceFiles) -> tuple[DeviceView, ...]:
     names = {device.uuid: device.name for device in found.devices()}
     if found.ledger is None:
         return tuple(
@@ -374,7 +377,7 @@ def _devices(found: LoadedShare) -> tuple[DeviceView, ...]:
     turns: Mapping[str, Turns] = {}
     mode = mode_named(found.mode)
     with suppress(LedgerError):  # then only memory is shown
-        turns = mode.turns(found.directory, found.ledger)
+        turns = mode.turns(found.directory, found.ledger, files)
     return tuple(
         DeviceView(
             uuid=policy.uuid,
@@ -497,6 +500,8 @@ def _with_utilization(
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
+    if not ledger.processes:
+        return ()
     inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
     return tuple(
         ProcessView(

@@ -48,7 +48,7 @@ def test_making_it_twice_leaves_the_first(device: Path) -> None:
     seat = leases.take(device, "ab12", HALF)
     with pytest.raises(LedgerError, match="exists"):
         leases.create_device(device, "GPU-0")
-    assert leases.read_terms(device / "contract", seat) == HALF
+    assert leases.DeviceFiles().terms(device / "contract", seat) == HALF
 
 
 terms = st.builds(
@@ -76,13 +76,16 @@ def test_what_is_promised_is_what_is_read(
     try:
         leases.create_device(device, "GPU-0")
         seat = leases.take(device, "ab12", first)
-        assert leases.read_terms(device / "contract", seat) == first
+        assert leases.DeviceFiles().terms(device / "contract", seat) == first
         takes_turns = first.compute.is_governed or first.is_oversubscribed
         assert contract(device).is_governed == takes_turns
         leases.change(device, seat, second)
-        assert leases.read_terms(device / "contract", seat) == second
-        assert leases.read_terms(device / "contract", Seat(seat.number, seat.serial + 1)) is None
-        assert leases.read_terms(device / "contract", Seat(layout.SEATS, 1)) is None
+        assert leases.DeviceFiles().terms(device / "contract", seat) == second
+        assert (
+            leases.DeviceFiles().terms(device / "contract", Seat(seat.number, seat.serial + 1))
+            is None
+        )
+        assert leases.DeviceFiles().terms(device / "contract", Seat(layout.SEATS, 1)) is None
         leases.free(device, seat)
         assert contract(device).seats == ()
     finally:
@@ -97,7 +100,7 @@ def test_guarantees_never_pass_the_whole(device: Path) -> None:
         leases.take(device, "three", little)
     with pytest.raises(DoesNotFitError):
         leases.change(device, first, Terms(Compute(5001, 8000)))
-    assert leases.read_terms(device / "contract", first) == HALF
+    assert leases.DeviceFiles().terms(device / "contract", first) == HALF
     leases.free(device, second)
     leases.take(device, "three", little)
 
@@ -109,11 +112,11 @@ def test_a_seat_that_changed_hands_is_not_its_old_owners(device: Path) -> None:
     new = leases.take(device, "two", HALF)
     assert new.number == old.number
     assert new.serial != old.serial
-    assert leases.read_terms(device / "contract", old) is None
+    assert leases.DeviceFiles().terms(device / "contract", old) is None
     with pytest.raises(LedgerError, match="contract"):
         leases.change(device, old, HALF)
     leases.free(device, old)
-    assert leases.read_terms(device / "contract", new) == HALF
+    assert leases.DeviceFiles().terms(device / "contract", new) == HALF
 
 
 def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> None:
@@ -125,7 +128,7 @@ def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> Non
             seat = leases.take(device, "one", Terms(Compute()))
             leases.change(device, seat, HALF)
             took = time.monotonic() - begun
-            assert leases.read_terms(device / "contract", seat) == HALF
+            assert leases.DeviceFiles().terms(device / "contract", seat) == HALF
             leases.free(device, seat)
             return took
 
@@ -142,7 +145,7 @@ def test_leases_that_were_cut_short_are_put_right(device: Path, length: int) -> 
     status = (device / "leases").stat()
     assert (status.st_ino, status.st_size) == (before, layout.LEASES_FILE_SIZE)
     assert leases.read_leases(device / "leases").accounts == {}
-    assert leases.read_terms(device / "contract", seat) == HALF
+    assert leases.DeviceFiles().terms(device / "contract", seat) == HALF
 
 
 @pytest.mark.parametrize("at", [0, layout.LEASES_FILE_VERSION_AT, layout.LEASES_FILE_ROOT_AT])

@@ -10,6 +10,7 @@ import pytest
 from allotment.ledger import read_contract
 from allotment.ledger.layout import USAGE_SIZE
 from allotment.ledger.lease_layout import LEASES_FILE_SIZE
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, LimitBelowUseError, UsageError
 from allotment.model.modes import MODES
@@ -144,7 +145,12 @@ def test_leases_are_put_right_by_the_next_share(tmp_path: Path, directory: Path)
     SoftMode().create(another, PLACEMENT, share=ShareId("cd34"), name="next", devices=devices)
     assert (another / "leases-0").samefile(directory / "leases-0")
     for share in (directory, another):
-        assert SoftMode().turns(share, SoftMode().reconcile(share))["GPU-0"].account.used_ns == 0
+        assert (
+            SoftMode()
+            .turns(share, SoftMode().reconcile(share), DeviceFiles())["GPU-0"]
+            .account.used_ns
+            == 0
+        )
     (damage,) = take_damages()
     assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
     assert "truncated" in damage.message

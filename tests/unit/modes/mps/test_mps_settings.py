@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.ledger.leases import DeviceFiles
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import NotInModeError, UsageError
@@ -99,7 +100,7 @@ def test_a_share_has_a_ledger_and_takes_no_turns(tmp_path: Path, native_dir: Pat
     snapshot = MpsMode().reconcile(share)
     (device,) = snapshot.policy.devices
     assert (device.memory_limit, device.seat) == (4 * GI, None)
-    assert MpsMode().terms(share, snapshot) == {}
+    assert MpsMode().terms(share, snapshot, DeviceFiles()) == {}
     assert sorted(path.name for path in share.iterdir()) == ["policy", "usage"]
 
 
