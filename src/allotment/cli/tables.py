@@ -138,6 +138,8 @@ def shortened(text: str, most: int) -> str:
 
 def printable(cell: str) -> str:
     """Replace control characters, which could change the terminal."""
+    if cell.isprintable():
+        return cell
     return "".join(character if character.isprintable() else " " for character in cell)
 
 

@@ -115,6 +115,8 @@ class Ledger:
     read_ns: int = 0
     has_leaving: bool = False
     """Its use includes that of dead processes, until the driver has freed their memory."""
+    has_dead: bool = False
+    """Slots of dead processes are still taken."""
 
 
 def damaged(path: Path, why: str) -> LedgerError:
@@ -280,6 +282,7 @@ def read(directory: Path) -> Ledger:
         processes=processes,
         read_ns=read_ns,
         has_leaving=layout.SLOT_LEAVING in states,
+        has_dead=len(processes) < len(states) - states.count(layout.SLOT_FREE),
     )
 
 

@@ -63,10 +63,11 @@ class SoftMode(Mode):
                 [directory.name],
             )
         snapshot = ledger.read(directory)
-        try:
-            ledger.reap(directory)
-        except LedgerError:
-            return snapshot  # readable: the figures matter more than the reclaiming
+        if snapshot.has_dead:
+            try:
+                ledger.reap(directory)
+            except LedgerError:
+                return snapshot  # readable: the figures matter more than the reclaiming
         is_whole = all(
             device.used == sum(process.used[index] for process in snapshot.processes)
             for index, device in enumerate(snapshot.devices)

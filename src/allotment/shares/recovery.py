@@ -87,10 +87,10 @@ def _is_mount_point(path: Path) -> bool:
     It has directories in place of a share's files, and would block the share with that id.
     """
     return (
-        path.is_dir()
-        and not path.is_symlink()
-        and not (path / RECORD).exists()
+        not (path / RECORD).exists()
         and not (path / "policy").is_file()
+        and path.is_dir()
+        and not path.is_symlink()
     )
 
 

@@ -123,7 +123,10 @@ class ShareView:
     remark: str = ""
     """Why it is not enforced, by its mode or by its injection; empty: it is."""
     program: str = ""
-    """The command line of one of its processes, preferably one that uses a device."""
+    """The command line of one of its processes, preferably one that uses a device.
+
+    Empty for a share of `allot run`, whose command is recorded.
+    """
     losses: tuple[LossView, ...] = ()
     """The last few, oldest first on each device."""
     pids: tuple[int, ...] = ()
@@ -330,7 +333,7 @@ def _view(
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
-        program=_program(processes, members),
+        program="" if found.share and found.share.command else _program(processes, members),
         losses=_losses(found, losses),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
