@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from allotment.cli.tables import Column, kept_columns
@@ -27,20 +26,23 @@ class Grid:
         """Add a row, by heading. A missing cell is empty; one without a column is left out."""
         self.rows.append(cells)
 
-    def drawn(self, width: int) -> Table:
-        kept = kept_columns(self.columns, [self._width(column) for column in self.columns], width)
-        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-        for column in (self.columns[index] for index in kept):
-            table.add_column(
-                column.heading,
-                justify="right" if column.is_number else "left",
-                no_wrap=column.least is None,
-                overflow="ellipsis",
-                max_width=column.most,
-            )
-        for row in self.rows:
-            table.add_row(*(_text(row.get(self.columns[index].heading, "")) for index in kept))
-        return table
+    def drawn(self, width: int) -> list[Text]:
+        """Return a line for the headings and one for each row.
+
+        Not by rich's table, which measures and wraps every cell: a screen is drawn every second.
+        """
+        widths = [self._width(column) for column in self.columns]
+        kept = kept_columns(self.columns, widths, width)
+        over = sum(widths[index] + _GAP for index in kept) - _GAP - width
+        for index in reversed(kept):
+            least = self.columns[index].least
+            if over > 0 and least is not None:
+                cut = max(least, cell_len(self.columns[index].heading), widths[index] - over)
+                over -= max(0, widths[index] - cut)
+                widths[index] = min(widths[index], cut)
+        shown = [(self.columns[index], widths[index]) for index in kept]
+        headings = {column.heading: Text(column.heading, style="bold") for column, _ in shown}
+        return [_line(row, shown) for row in (headings, *self.rows)]
 
     def _width(self, column: Column) -> int:
         cells = (_text(row.get(column.heading, "")).cell_len for row in self.rows)
@@ -89,6 +91,22 @@ class Pinned:
             if number:
                 yield Text()
             yield from line
+
+
+def _line(row: Mapping[str, Cell], columns: Sequence[tuple[Column, int]]) -> Text:
+    line = one_line("")
+    for number, (column, width) in enumerate(columns):
+        cell = _text(row.get(column.heading, ""))
+        if cell.cell_len > width:
+            cell = cell.copy()
+            cell.truncate(width, overflow="ellipsis")
+        blanks = " " * (width - cell.cell_len)
+        line.append(" " * _GAP if number else "")
+        if column.is_number:
+            line.append(blanks).append_text(cell)
+        else:
+            line.append_text(cell).append(blanks)
+    return line
 
 
 def _text(cell: Cell) -> Text:

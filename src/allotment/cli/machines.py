@@ -177,18 +177,25 @@ def _rows(
     live = ask(machine)
     loaded = list(shares)
     bookings = booked(loaded)
+    by_device: dict[str, list[LoadedShare]] = {}
+    by_gpu: dict[str, list[LoadedShare]] = {}
+    for share in loaded:
+        limits = share.limits()
+        for uuid in limits:
+            by_device.setdefault(uuid, []).append(share)
+        for uuid in {*limits, *(device.gpu for device in share.devices())}:
+            by_gpu.setdefault(uuid, []).append(share)
     rows = []
     for device in devices:
-        on_device = [share for share in loaded if device.uuid in share.limits()]
         booking = bookings.get(device.uuid) or Booking()
         reading = live.get(device.uuid)
-        modes = modes_on(loaded, device.uuid)
+        modes = modes_on(by_gpu.get(device.uuid, ()), device.uuid)
         allowed = policies.get(device.uuid)
         rows.append(
             DeviceRow(
                 device=device,
                 allotted=booking.memory,
-                shares=tuple(share.name for share in on_device),
+                shares=tuple(share.name for share in by_device.get(device.uuid, ())),
                 reading=reading if isinstance(reading, Reading) else None,
                 problem=reading.message if isinstance(reading, Problem) else None,
                 machine=machine,

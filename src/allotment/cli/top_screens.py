@@ -5,8 +5,10 @@ Bars use block characters that every terminal font has. Numbers and words beside
 meaning of bars and colours.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 from rich.cells import cell_len
@@ -123,11 +125,17 @@ def draw(frame: Frame, width: int, height: int | None = None) -> RenderableType:
 
 def _drawn(parts: Sequence[Part], width: int) -> Iterator[RenderableType]:
     for part in parts:
-        yield part.drawn(width) if isinstance(part, Grid) else part
+        if isinstance(part, Grid):
+            yield from part.drawn(width)
+        else:
+            yield part
 
 
 def _fitted(frame: Frame, width: int, height: int) -> tuple[_Plan, list[Part]]:
-    every = len(_ordered(frame))
+    ordered = _ordered(frame)
+    every = len(ordered)
+    lines = accumulate(len(view.devices) for view in ordered)
+    most = bisect_right(list(lines), height)  # no more shares can fit, however they are shown
 
     def attempt(plan: _Plan) -> tuple[bool, list[Part]]:
         parts = _body(frame, width, plan)
@@ -138,11 +146,11 @@ def _fitted(frame: Frame, width: int, height: int) -> tuple[_Plan, list[Part]]:
         whole, has_processes=False, most_devices=max(1, height // 3), most_lines=_MOST_LINES
     )
     bare = replace(few, has_blanks=False)
-    for plan in (whole, few, bare):
+    for plan in (whole, few, bare) if most == every else ():
         fits, parts = attempt(plan)
         if fits:
             return plan, parts
-    least, most = min(1, every), every
+    least = min(1, every)
     while least < most:  # lines grow with shares: binary search
         middle = (least + most + 1) // 2
         if attempt(replace(bare, shares=middle))[0]:

@@ -194,13 +194,15 @@ class ShareStatus:
             old = earlier.get((share.id, device.uuid))
             if device.compute is None or old is None:
                 return device
-            return replace(device, compute=device.compute.since(old))
+            compute = device.compute.since(old)
+            return device if compute is device.compute else replace(device, compute=compute)
 
-        shares = tuple(
-            replace(share, devices=tuple(with_rates(share, device) for device in share.devices))
-            for share in self.shares
-        )
-        return replace(self, shares=shares)
+        shares = []
+        for share in self.shares:
+            devices = tuple(with_rates(share, device) for device in share.devices)
+            is_same = devices == share.devices
+            shares.append(share if is_same else replace(share, devices=devices))
+        return replace(self, shares=tuple(shares))
 
 
 def current(folder: StateFolder) -> list[LoadedShare]:
@@ -248,8 +250,7 @@ def share_status(
         own = members.get(each.id, set())
         users = own | _exclusive_users(each, members, answers[machine])
         settled = without_freed(each, answers[machine])
-        seen = _view(settled, users, answers[machine], losses or {}, files)
-        views.append(replace(seen, pids=tuple(sorted(own & {one.pid for one in seen.processes}))))
+        views.append(_view(settled, own, users, answers[machine], losses or {}, files))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -311,11 +312,13 @@ def _outside(
 
 def _view(
     found: LoadedShare,
+    own: set[int],
     members: set[int],
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]],
     files: DeviceFiles,
 ) -> ShareView:
+    """`own` are its processes by the kernel, `members` these and others on its devices."""
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
@@ -323,18 +326,20 @@ def _view(
     processes += unenforced
     state = _state(found, is_used=bool(members or processes))
     shown = {process.pid for process in processes}
+    devices = _devices(found, files, members, readings)
     remaining = sorted(members - shown) if state is LiveState.LEFT else ()
     return ShareView(
         id=found.id,
         name=found.name,
         state=state,
         share=found.share,
-        devices=_compared(_devices(found, files), found, unenforced, members, readings),
+        devices=_compared(devices, found, unenforced, members, readings),
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
         program="" if found.share and found.share.command else _program(processes, members),
         losses=_losses(found, losses),
+        pids=tuple(sorted(own & {one.pid for one in processes})),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
 
@@ -369,7 +374,12 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
     return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
 
 
-def _devices(found: LoadedShare, files: DeviceFiles) -> tuple[DeviceView, ...]:
+def _devices(
+    found: LoadedShare,
+    files: DeviceFiles,
+    pids: Collection[int],
+    readings: Mapping[str, Reading | Problem],
+) -> tuple[DeviceView, ...]:
     names = {device.uuid: device.name for device in found.devices()}
     if found.ledger is None:
         return tuple(
@@ -392,14 +402,27 @@ def _devices(found: LoadedShare, files: DeviceFiles) -> tuple[DeviceView, ...]:
             is_oversubscribed=policy.is_oversubscribed,
             host_bytes=use.used if is_off_device else use.host_bytes,
             moved_bytes=use.moved_bytes,
-            compute=_compute(found, found.ledger, policy.uuid, use, turns.get(policy.uuid)),
+            compute=_compute(
+                found,
+                found.ledger,
+                policy.uuid,
+                use,
+                turns.get(policy.uuid),
+                driver_percent=_utilization(readings.get(policy.uuid), pids),
+            ),
         )
         for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
     )
 
 
 def _compute(
-    found: LoadedShare, ledger: Ledger, uuid: str, use: DeviceUse, turns: Turns | None
+    found: LoadedShare,
+    ledger: Ledger,
+    uuid: str,
+    use: DeviceUse,
+    turns: Turns | None,
+    *,
+    driver_percent: int | None,
 ) -> ComputeView | None:
     terms = found.terms.get(uuid)
     if traits_of(found.mode).needs_daemon:  # it takes no turns
@@ -417,7 +440,7 @@ def _compute(
         is_measured=turns is not None and turns.is_governed,
         use=use,
         account=SeatAccount() if turns is None else turns.account,
-        driver_percent=None,
+        driver_percent=driver_percent,
         read_ns=ledger.read_ns,
         takes_turns=turns is not None,
     )
@@ -449,7 +472,7 @@ def _compared(
         ]
         most = sum(_most_allowed(devices[place], recorded) for place in places)
         for place in places:
-            device = _with_utilization(devices[place], readings.get(devices[place].uuid), pids)
+            device = devices[place]
             record = recorded.get(device.uuid)
             raised = overuse = ""
             if record and device.limit > record.memory_bytes:
@@ -490,16 +513,13 @@ def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> in
     return max(_limit(device, recorded), min(device.used, most))
 
 
-def _with_utilization(
-    device: DeviceView, reading: Reading | Problem | None, pids: Collection[int]
-) -> DeviceView:
-    """Add the driver's figure."""
-    if device.compute is None or not isinstance(reading, Reading):
-        return device
+def _utilization(reading: Reading | Problem | None, pids: Collection[int]) -> int | None:
+    """The driver's figure; None: it does not report one."""
+    if not isinstance(reading, Reading):
+        return None
     percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
     known = [each for each in percents if each is not None]
-    percent = None if percents and not known else sum(known)
-    return replace(device, compute=replace(device.compute, driver_percent=percent))
+    return None if percents and not known else sum(known)
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
