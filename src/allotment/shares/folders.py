@@ -309,7 +309,8 @@ class StateFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock: one process at a time places, changes or removes shares.
 
-        Raises `BusyError` if another process holds it for too long.
+        Raises `BusyError` if another process holds it for too long. While shares begin and end, it
+        passes from one process to the next, and the wait begins anew.
         """
         import fcntl
 
@@ -319,7 +320,7 @@ class StateFolder:
         except OSError as error:
             raise explained(error, path, "open the lock") from error
         try:
-            deadline = time.monotonic() + _LOCK_WAIT_S
+            deadline, seen = time.monotonic() + _LOCK_WAIT_S, self._last_change()
             pause_s = 0.001
             while True:
                 try:
@@ -327,15 +328,25 @@ class StateFolder:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise BusyError(
-                            f"another `allot` has held {path} for {_LOCK_WAIT_S:.0f} s",
-                            hint="find it with `fuser -v` on that file; it may be stopped",
-                        ) from None
+                        before, seen = seen, self._last_change()
+                        if before == seen:
+                            raise BusyError(
+                                f"another `allot` has held {path} for {_LOCK_WAIT_S:.0f} s",
+                                hint="find it with `fuser -v` on that file; it may be stopped",
+                            ) from None
+                        deadline = time.monotonic() + _LOCK_WAIT_S
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, 0.02)
             yield
         finally:
             os.close(descriptor)  # releases the lock
+
+    def _last_change(self) -> int:
+        """Return when a share last began or ended; 0: unknown."""
+        try:
+            return self.shares.stat().st_mtime_ns
+        except OSError:
+            return 0
 
 
 def _open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:

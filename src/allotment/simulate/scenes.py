@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from time import perf_counter, perf_counter_ns
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.modes import traits_of
@@ -34,6 +33,9 @@ from allotment.simulate.outcomes import (
 from allotment.simulate.placers import ArrayPlacer, mix_of
 from allotment.simulate.replay import Counts, Progress
 from allotment.simulate.workloads import Visit, as_listed, drawn, timed
+
+if TYPE_CHECKING:  # the replay of a trace takes none of the API server's client
+    from allotment.kube.live import LiveCluster, LivePod
 
 _KNOWS_THE_MIX: Final = frozenset({"fgd"})
 """Policies that receive the mix of pods by default, as in their publication."""
@@ -129,7 +131,7 @@ class Replayed(StrEnum):
 class LiveScene:
     """A cluster as read from the API server."""
 
-    cluster: LiveCluster
+    cluster: "LiveCluster"
     replayed: Replayed = Replayed.ALL
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class LiveScene:
             )
 
     @property
-    def movable(self) -> Sequence[LivePod]:
+    def movable(self) -> "Sequence[LivePod]":
         return [pod for pod in self.cluster.pods if self._moves(pod)]
 
     def run(self, policy: str, seed: int, progress: Progress) -> ReplayOutcome:
@@ -174,12 +176,12 @@ class LiveScene:
             seconds=perf_counter() - begun,
         )
 
-    def _moves(self, pod: LivePod) -> bool:
+    def _moves(self, pod: "LivePod") -> bool:
         if self.replayed is Replayed.PENDING and pod.booking is not None:
             return False
         return pod.can_move
 
-    def _cluster(self, policy: str, staying: Sequence[LivePod]) -> Cluster:
+    def _cluster(self, policy: str, staying: "Sequence[LivePod]") -> Cluster:
         cluster = Cluster(node_policies=(policy,), device_policies=(policy,))
         for node in self.cluster.nodes:
             cluster.put(node)

@@ -6,6 +6,7 @@ import fcntl
 import math
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,33 @@ def test_the_lock_excludes_and_waits_a_bounded_time(
             pytest.fail("held by two")
     with folder.locked():
         pass
+
+
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_a_lock_that_passes_from_one_to_the_next_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_moving: bool
+) -> None:
+    """Hundreds of commands may start at once: each of them has its turn."""
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    waited_s = 0.0
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def sleep(_seconds: float) -> None:
+            """A share begins or ends between two looks; after two minutes the lock is free."""
+            nonlocal waited_s
+            waited_s += 15
+            if is_moving:
+                os.utime(folder.shares, (waited_s, waited_s))
+            if waited_s == 120:
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(folders.time, "monotonic", lambda: waited_s)
+        monkeypatch.setattr(folders.time, "sleep", sleep)
+        with nullcontext() if is_moving else pytest.raises(BusyError), folder.locked():
+            pass
+    assert waited_s == (120 if is_moving else 30)
 
 
 def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

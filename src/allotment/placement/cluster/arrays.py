@@ -42,8 +42,11 @@ class PodShape:
     """Number of distinct devices, each with the following amounts; 0: CPU and memory only."""
     guarantee: int = 0
     device_memory_bytes: int = 0
-    device_memory_part: Fraction | None = None
-    """A part of the device's memory for shares, in place of bytes."""
+    device_memory_part: Fraction | None = field(default=None, hash=False)
+    """A part of the device's memory for shares, in place of bytes.
+
+    To hash it takes longer than all others together, and shapes rarely differ by it alone.
+    """
     floor: int = 0
     """Part of each device's time that must not be guaranteed to others."""
     models: frozenset[str] | None = None
