@@ -6,7 +6,7 @@ import pty
 import struct
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fcntl import ioctl
 from fractions import Fraction
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from allotment.cli import devices as devices_command
 from allotment.cli import ps as ps_command
+from allotment.cli.grids import Cell, Grid
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import Column, print_table
 from allotment.cli.top_screens import SORTS, Frame, bar, draw
@@ -214,6 +215,21 @@ def test_it_fits_any_screen_with_the_keys_at_its_bottom(
     assert len(lines) == height
     assert all(len(line) <= width for line in lines)
     assert lines[-1].startswith("q quit")
+
+
+def test_shares_far_below_the_screen_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 0
+    add = Grid.add
+
+    def counted(grid: Grid, cells: Mapping[str, Cell]) -> None:
+        nonlocal rows
+        rows += 1
+        add(grid, cells)
+
+    monkeypatch.setattr(Grid, "add", counted)
+    lines = drawn(live(2400), 80, 24).splitlines()
+    assert "↓ 23" in lines[-2]
+    assert rows < 2400
 
 
 def test_a_usual_terminal_has_seven_shares_and_their_compute() -> None:

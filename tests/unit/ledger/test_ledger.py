@@ -114,16 +114,19 @@ def test_lists_live_processes_and_reclaims_dead_ones(share: Path, native_dir: Pa
         stat = Path(f"/proc/{owner.pid}/stat").read_text()
         assert process.start_time == int(stat.rpartition(")")[2].split()[19])
         assert read.devices[1].used == 12345
+        assert not read.has_dead
         assert ledger.reap(share) == 0
         owner.kill()
 
     assert ledger.read(share).processes == ()
+    assert ledger.read(share).has_dead
     assert ledger.reap(share) == 0, "the driver may not have freed its memory yet"
     assert ledger.read(share).devices[1].used == 12345
     with pytest.raises(LimitBelowUseError) as refused:
         ledger.set_limit(share, 1, 12000)
     assert (refused.value.hint or "").startswith("some of it is of programs that have ended")
     assert ledger.reap(share, asked_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)) == 1
+    assert not ledger.read(share).has_dead
     assert ledger.read(share).devices[1] == ledger.DeviceUse(used=0, peak=12345, refusals=0)
 
 

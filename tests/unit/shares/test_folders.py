@@ -6,6 +6,7 @@ import fcntl
 import math
 import os
 import subprocess
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -111,8 +112,8 @@ def test_a_lock_that_passes_from_one_to_the_next_is_waited_for(
             if waited_s == 120:
                 fcntl.flock(other, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(folders.time, "monotonic", lambda: waited_s)
-        monkeypatch.setattr(folders.time, "sleep", sleep)
+        monkeypatch.setattr(time, "monotonic", lambda: waited_s)
+        monkeypatch.setattr(time, "sleep", sleep)
         with nullcontext() if is_moving else pytest.raises(BusyError), folder.locked():
             pass
     assert waited_s == (120 if is_moving else 30)

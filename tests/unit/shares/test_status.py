@@ -2,6 +2,8 @@
 """What is shown of shares: the ledger's word, checked against the driver's and the kernel's."""
 
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +230,31 @@ def test_looking_removes_what_ended(folder: StateFolder, make: Make, dead_runner
     make(runner=dead_runner)
     assert current(folder) == []
     assert lifecycle.list_shares(folder) == []
+
+
+def test_the_files_of_a_device_are_read_once_for_all_its_shares(
+    folder: StateFolder, make: Make
+) -> None:
+    for _ in range(4):
+        make("8Gi")
+    opened: list[str] = []
+    is_watching = True
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if is_watching and event == "open":
+            opened.append(str(arguments[0]).rpartition("/")[2])
+
+    sys.addaudithook(watch)
+    loaded = lifecycle.list_shares(folder)
+    at_listing, opened[:] = Counter(opened), []
+    seen = share_status(loaded, driver())
+    is_watching = False
+    devices = len({device.uuid for share in seen.shares for device in share.devices})
+    assert (len(seen.shares), devices) == (4, 2)
+    assert at_listing["usage"] == 4
+    assert at_listing["contract-0"] == 2 * devices, "read until it is twice the same"
+    assert Counter(opened)["leases-0"] == devices
+    assert Counter(opened)["contract-0"] == 2 * devices
 
 
 def test_who_is_in_no_share_is_shown_outside(
