@@ -162,6 +162,13 @@ BENCHES: Final = (
     ),
     _overhead("run", "starts", 8, "What does `allot run` add to a command?", base="`true` alone"),
     _overhead(
+        "tools",
+        "tools",
+        90,
+        "How much processor time do `allot run`, `ps` and `top` take beside 300 shares?",
+        base="`python -c pass`",
+    ),
+    _overhead(
         "storm",
         "limits",
         5,
