@@ -21,7 +21,6 @@ from allotment.model.modes import MIG
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import Booking, LoadedShare, booked
 from allotment.shares.mode_policy import ModePolicy, modes_on, read_mode_policies, refusal
-from allotment.shares.mps_daemons import losses, servers
 from allotment.shares.run.command import inside_share
 from allotment.shares.status import Readings, ShareStatus, share_status
 
@@ -69,12 +68,13 @@ def status_of(
     folder: StateFolder, shares: list[LoadedShare], ask: Readings = readings
 ) -> ShareStatus:
     """Return the status of these shares and of all processes outside any share."""
+    machines = known_machines(folder)
+    if not folder.mps.is_dir():
+        return share_status(shares, ask, machines=machines)
+    from allotment.shares.mps_daemons import losses, servers  # late: few machines have MPS
+
     return share_status(
-        shares,
-        ask,
-        machines=known_machines(folder),
-        serving=servers(folder),
-        losses=losses(folder),
+        shares, ask, machines=machines, serving=servers(folder), losses=losses(folder)
     )
 
 
