@@ -45,7 +45,7 @@ def _read(pid: int, name: str) -> bytes:
     """Read a file of a process in /proc; empty if the process is gone or another user's."""
     try:
         # Without a buffer, which costs more than the file: for each process.
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{_PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             content = os.read(descriptor, _PAGE)
             while more := os.read(descriptor, 16 * _PAGE):
