@@ -47,7 +47,6 @@ class Scene:
         self.resized: dict[PodUid, int] = {}
         self.released: dict[str, int] = {}
         self.offer = OFFER
-        self.step: Callable[[str], None] = lambda _: None
         self.start_agent()
 
     def start_agent(self, *, is_synced: bool = True) -> None:
@@ -69,7 +68,6 @@ class Scene:
             clock=lambda: self.store.clock,
             patience=self.patience,
             on_resized=self._on_resized,
-            step=lambda point: self.step(point),  # noqa: PLW0108 - stories replace it
         )
 
     def _on_resized(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
