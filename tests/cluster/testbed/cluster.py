@@ -24,6 +24,7 @@ from typing import Self
 
 from allotment.agent.configuring import PLUGIN_FOLDER
 from allotment.agent.plugin.front import OFFER
+from allotment.model.errors import StateError
 from testbed import control_plane, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
@@ -423,7 +424,11 @@ class Cluster:
         """
         from podresources import POD_RESOURCES_SOCKET, PodResources
 
-        with PodResources(self.node.path(POD_RESOURCES_SOCKET)) as kubelet:
+        healthy = {}
+        with (
+            contextlib.suppress(StateError),  # the kubelet is starting
+            PodResources(self.node.path(POD_RESOURCES_SOCKET)) as kubelet,
+        ):
             healthy = {key: ids for key, ids in kubelet.healthy().items() if _is_devices(key)}
         if healthy:
             amounts = {key: str(len(ids)) for key, ids in healthy.items()}
