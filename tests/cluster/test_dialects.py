@@ -12,15 +12,18 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from xml.etree import ElementTree as ET
 
 import installing
 import pytest
 import yaml
-from scheduling import EVERY_NAME, PLACEMENT, Scheduler, scheduler_config
-from stories import GIB, MIB, SOFT, NodeAgent, burnt, node_agent
+from scheduling import EVERY_NAME, PLACEMENT, Scheduler, placements, scheduler_config
+from stories import GIB, MIB, SOFT, NodeAgent, burn, burnt, node_agent, part
 from testbed.api import Json
 from testbed.cluster import Cluster
-from testbed.pods import Pods
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
 
 from allotment.dialects.foreign.kubeshare import KIND, pod_of_sharepod
 
@@ -158,18 +161,60 @@ def test_every_example_is_tried() -> None:
 
 
 def test_pods_of_several_systems_share_one_gpu(node: NodeAgent, pods: Pods) -> None:
-    for name in ("hami", "aliyun", "kai-memory", "qgpu"):
+    names = ("hami", "aliyun", "kai-memory", "qgpu")
+    for name in names:
         body = example(name)
         command = " ".join(body["spec"]["containers"][-1]["command"])
-        body["spec"]["containers"][-1]["command"] = ["sh", "-c", f"{command}; exec sleep 1000"]
+        going_on = "exec allot burn --memory 256Mi --seconds 1000 >/dev/null"
+        body["spec"]["containers"][-1]["command"] = ["sh", "-c", f"{command}; {going_on}"]
         body["spec"]["terminationGracePeriodSeconds"] = 1
         if name == "hami":
             body["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = 1
         pods.create({**body, "metadata": {**body["metadata"], "name": name}})
-    seen = {name: burnt(pods, name, EXPECTED[name].container) for name in
-            ("hami", "aliyun", "kai-memory", "qgpu")}  # fmt: skip
-    assert len({each.uuid for each in seen.values()}) == 1
+    seen = {name: burnt(pods, name, EXPECTED[name].container) for name in names}
+    (uuid,) = {each.uuid for each in seen.values()}
     assert {name: each.total_bytes for name, each in seen.items()} == {
         name: EXPECTED[name].memory for name in seen
     }
+    node.wait_exact()
+    # While all programs run, nvidia-smi shows each container its own share and its own program.
+    for name in names:
+        wait_until(partial(listed_mib, pods, name), f"program of {name} with its memory")
+    for name in names:
+        look = ["sh", "-c", "nvidia-smi -L; nvidia-smi -q -x"]
+        text = pods.exec(name, look, EXPECTED[name].container)
+        gpus, _, report = text.partition("<?xml")
+        assert gpus.count("UUID:") == 1
+        assert f"(UUID: {uuid})" in gpus
+        (gpu,) = ET.fromstring(f"<?xml{report}").findall("gpu")  # noqa: S314 - our own
+        assert gpu.findtext("fb_memory_usage/total") == f"{seen[name].total_bytes // MIB} MiB"
+        (program,) = gpu.findall("processes/process_info")
+        assert program.findtext("pid") == "1"
+        assert program.findtext("used_memory") == f"{listed_mib(pods, name)} MiB"
+
+
+def listed_mib(pods: Pods, name: str) -> int:
+    """The memory of a container's one program as nvidia-smi lists it; 0 until it has all."""
+    query = "--query-compute-apps=pid,used_memory"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    text = pods.exec(name, command, EXPECTED[name].container)
+    amounts = [int(line.split(", ")[1]) for line in text.splitlines()]
+    assert len(amounts) <= 1, text
+    return sum(amounts) if sum(amounts) >= 256 else 0
+
+
+def test_two_pods_that_fit_on_no_gpu_together_have_one_each(
+    scheduler: Scheduler, node: NodeAgent, pods: Pods
+) -> None:
+    for name in ("a", "b"):
+        pods.create(pod(name, container(burn("59Gi"), limits=part("60Gi"))))
+    for name in ("a", "b"):
+        pods.wait_phase(name, "Succeeded", timeout_s=120)
+        assert burnt(pods, name).got_bytes == 59 * GIB
+    placed = placements([pods.get(name) for name in ("a", "b")])
+    parts = [placed[name]["containers"]["main"] for name in ("a", "b")]
+    assert [each["memory"] for each in parts] == [60 * GIB, 60 * GIB]
+    assert parts[0]["devices"] != parts[1]["devices"]
+    figure = 'allotment_scheduler_device_devices{model="NVIDIA A100-SXM4-80GB"}'
+    wait_until(lambda: scheduler.figure(figure) == 2, "both GPUs counted")
     node.wait_exact()

@@ -313,10 +313,10 @@ def test_without_cdi_replicas_find_their_daemon_too(
 ) -> None:
     own = own_cluster(settings=NodeSettings(has_cdi=False))
     pods = Pods(own, own.make_namespace("mps"))
+    # Mounts that the kubelet makes are as the file system below them.
+    own.node.run(["mount", "-o", "remount,exec", "/run"])
     with node_agent(own, HALVES, "--cdi", "off") as node:
         own.wait_allocatable(NVIDIA, 4)
-        # Mounts that the kubelet makes are as the file system below them.
-        own.node.run(["mount", "-o", "remount,exec", "/run"])
         pods.create(pod("left", half("hold")))
         assert said(pods, "left")[0] == {"multiprocessors": HALF_OF_AN_A100, "is_client": True}
         assert node.share(pods, "left").mode == "mps"
