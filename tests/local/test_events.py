@@ -43,3 +43,4 @@ def test_commands_leave_events(allot: Allot, tmp_path: Path) -> None:
     assert {key for each in own for key in each} == {"time", "kind", "share", "id", "text"}
     assert len({each["id"] for each in own}) == 1
     assert own[-2]["text"].startswith("3Gi of GPU-")
+    assert allot("events", "nosuch").stderr == "no events of share 'nosuch'\n"

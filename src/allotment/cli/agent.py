@@ -125,7 +125,8 @@ def command(
       allot agent --config-map kube-system/allotment --default-config default
       allot agent --remove
     """  # noqa: D301 - click's mark
-    from allotment.agent.configuring import AgentSettings, CdiUse
+    with installed("allot agent", extra="kubernetes"):
+        from allotment.agent.configuring import AgentSettings, CdiUse
 
     if remove:
         _remove(kubeconfig or usual_kubeconfig())

@@ -43,9 +43,13 @@ def command(*, shares: tuple[str, ...], follow: bool, output: str, state: Path |
     from allotment.shares.folders import StateFolder
 
     folder = StateFolder.at(state)
+    wanted, found = set(shares), set[str]()
     for event in _events(folder, follows=follow):
-        if not shares or {event.share, event.id} & set(shares):
+        if not shares or {event.share, event.id} & wanted:
+            found |= {event.share, event.id} & wanted
             click.echo(_line(event, output))
+    for name in sorted(wanted - found):
+        click.echo(f"no events of share {name!r}", err=True)
 
 
 def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[ShareEvent]":

@@ -203,7 +203,7 @@ def installed(command: str, *, extra: str) -> Iterator[None]:
             raise
         raise PrerequisiteError(
             f"`{command}` needs {error.name}, which is not installed",
-            hint=f"install its dependencies: pip install 'allotment[{extra}]'",
+            hint=f"install Allotment with them, from its wheel: pip install 'WHEEL[{extra}]'",
         ) from error
 
 

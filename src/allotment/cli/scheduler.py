@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from allotment.cli.options import kubeconfig_option, log_options
+from allotment.cli.options import installed, kubeconfig_option, log_options
 from allotment.cli.scheduler_options import LEASE, WEBHOOK, SchedulerOptions, namespaced
 from allotment.model.compute import DEFAULT_FLOOR, WHOLE
 from allotment.model.modes import SOFT
@@ -216,7 +216,8 @@ def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `Sche
             "--print-config and --print-manifests exclude each other: each prints a file"
         )
     if options.print_config or options.print_manifests:
-        text = configuration(options) if options.print_config else manifests(options)
+        with installed("allot scheduler", extra="kubernetes"):
+            text = configuration(options) if options.print_config else manifests(options)
         click.echo(text, nl=False)
         return
     options.run()
@@ -264,11 +265,11 @@ def manifests(options: SchedulerOptions) -> str:
 
     settings = read_file_settings(options.dialects)
     namespace, name = namespaced(options.webhook_service, "a Service", WEBHOOK)
-    installed = Installation(
+    installation = Installation(
         namespace=namespace,
         service=name,
         configuration=options.webhook_configuration,
         ignored_namespaces=settings.webhook.ignored_namespaces,
     )
     keys = all_keys(foreign_dialects(settings.dialects))
-    return as_yaml(admission_objects(keys, installed))
+    return as_yaml(admission_objects(keys, installation))

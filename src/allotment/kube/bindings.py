@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
-from allotment.kube.clients import Api, find, read
+from allotment.kube.clients import Api, find
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import ClusterPod
+from allotment.model.errors import NotFoundError
 from allotment.model.pods import PodUid
 
 MOST_WRITES: Final = 160
@@ -40,9 +41,16 @@ _pod = msgspec.json.Decoder(PodObject)
 
 
 async def write_wish(api: Api, namespace: str, name: str, change: Callable[[str], str]) -> str:
-    """Change a pod's `allotment.dev/resize`, and return the new text. Raises `KubeError`."""
+    """Change a pod's `allotment.dev/resize`, and return the new text.
+
+    Raises `NotFoundError`, `KubeError`.
+    """
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-    item = await read(api, path, _pod, asked=f"get pod {namespace}/{name}")
+    item = await find(api, path, _pod, asked=f"get pod {namespace}/{name}")
+    if item is None:
+        raise NotFoundError(
+            f"there is no pod {namespace}/{name}", hint="`kubectl get pods -A` lists all"
+        )
     text = change((item.metadata.annotations or {}).get(RESIZE, ""))
     metadata = {
         "uid": item.metadata.uid,

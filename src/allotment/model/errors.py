@@ -164,7 +164,7 @@ class LibraryMissingError(PrerequisiteError):
     def __init__(self, path: PurePath) -> None:
         super().__init__(
             f"{path} is missing: this installation has no native libraries for this machine",
-            hint="in a clone, run `make native`; else install the wheel: pip install allotment",
+            hint="in a clone, run `make native`; else install the wheel (docs/install.md)",
         )
 
 

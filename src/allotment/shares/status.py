@@ -16,6 +16,7 @@ from typing import Final
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
+from allotment.ledger.layout import NAME_BYTES
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
@@ -522,15 +523,21 @@ def _utilization(reading: Reading | Problem | None, pids: Collection[int]) -> in
     return None if percents and not known else sum(known)
 
 
+def _command(start: str, pid: int | None) -> str:
+    """Return a process's command line, of which its slot in the ledger has the start."""
+    is_cut = len(start.encode()) >= NAME_BYTES - 1
+    return (command_of(pid) if is_cut and pid is not None else "") or start
+
+
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
     if not ledger.processes:
         return ()
     inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
     return tuple(
         ProcessView(
-            pid=_host_pid(process, inside),
+            pid=(pid := _host_pid(process, inside)),
             pid_inside=process.pid,
-            command=process.command,
+            command=_command(process.command, pid),
             is_enforced=True,
             used=process.used,
             context=process.context,

@@ -13,6 +13,7 @@ import pytest
 from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, ProcessUse, SeatAccount
+from allotment.ledger.layout import NAME_BYTES
 from allotment.model.compute import parse_compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
@@ -22,7 +23,7 @@ from allotment.modes.mps.state import Loss
 from allotment.shares import lifecycle
 from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.folders import StateFolder
-from allotment.shares.process_tree import start_time
+from allotment.shares.process_tree import command_of, start_time
 from allotment.shares.record import write_record
 from allotment.shares.resize import LimitChange, resize
 from allotment.shares.status import (
@@ -362,3 +363,24 @@ def test_a_process_that_the_ledger_alone_names_is_shown_and_never_acted_on(
     assert {each.pid for each in share.processes} == {member.pid, stranger.pid}
     assert share.pids == (member.pid,)
     assert (share.devices[0].driver_used, share.overuse) == (GI, "")
+
+
+def test_a_command_line_that_the_ledger_cut_is_shown_whole(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("1Gi", name="train", runner=None)
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    whole = command_of(pid)
+    (found,) = current(folder)
+    assert found.ledger
+    shown = []
+    for start in ("x" * (NAME_BYTES - 1), "short"):
+        named = ProcessUse(
+            pid=pid, start_time=start_time(pid) or 0, command=start,
+            used=(GI,), context=(0,), peak=(GI,), refusals=0,
+        )  # fmt: skip
+        (share,) = view(
+            [replace(found, ledger=replace(found.ledger, processes=(named,)))], driver()
+        )
+        shown.append(share.processes[0].command)
+    assert shown == [whole, "short"]
