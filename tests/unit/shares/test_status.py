@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
@@ -370,6 +371,7 @@ def test_a_command_line_that_the_ledger_cut_is_shown_whole(
 ) -> None:
     _, directory = make("1Gi", name="train", runner=None)
     pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    wait_until(lambda: command_of(pid))  # it has begun
     whole = command_of(pid)
     (found,) = current(folder)
     assert found.ledger
