@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases between processes: each decision of lease_core.c becomes one compare-and-swap.
 //
-// A process copies the state in force into a state of its own place, lets the core change the copy,
-// and swaps the file's root to name it. Whoever was faster makes the swap fail, and all is done
-// again from the newer state. Nobody ever holds anything that another waits for, so a process may
-// be killed or stopped at any instruction; docs/designs/compute.md has the argument.
+// A process copies its share's state in force into a state of its own place, takes over what the
+// other shares publish (neighbours.h), lets the core change the copy, and swaps the file's root to
+// name it. Whoever was faster makes the swap fail, and all is done again from the newer state.
+// Nobody ever holds anything that another waits for, so a process may be killed or stopped at any
+// instruction; docs/designs/compute.md has the argument.
 #include "lease.h"
 
 #include <errno.h>
@@ -22,6 +23,7 @@
 #include <unistd.h>
 
 #include "mapping.h"
+#include "neighbours.h"
 #include "slots.h"
 
 // Crash tests define this to stop the process at each step of an operation.
@@ -31,32 +33,39 @@
 
 #define MILLISECOND 1000000ull
 
-// A holder that does not answer for so long is asked for (is it dead?), and evicted.
+// A holder of our share that does not answer for so long is asked for: is it dead?
 #define DEAD_NS (2 * MILLISECOND)
-#define STOPPED_NS (25 * MILLISECOND)
-// A kernel may run over its lease for so long before the others start beside it: it may be waiting
-// for one of theirs.
-#define OVERRUN_NS (1000 * MILLISECOND)
 #define LONGEST_OVERRUN_NS (10000 * MILLISECOND)
 // Who is not next looks at the others only so often.
 #define PATIENCE_NS (20 * MILLISECOND)
 #define LONGEST_SLEEP_NS (50 * MILLISECOND)
+#define DEAF_NS MILLISECOND
+#define LOOKS 8
 #define REAP_NS (1000 * MILLISECOND)
 // Others keep their queues short for so long after a latency share's last work.
 #define LATENCY_NS (1000 * MILLISECOND)
-// As in lease_core.c: times further ahead are of nowhere.
-#define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
+// Who is owed something waits no longer than this, and the turns of the others that make up its
+// own.
+#define STARVED_NS (10000 * MILLISECOND)
+#define TURNS_NS (40 * MILLISECOND)
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
 #define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
 
-_Static_assert(ALLOT_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
+_Static_assert(ALLOT_OWN_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
+_Static_assert(ALLOT_PLACES_OF(ALLOT_SEAT_UNBOOKED) <= ALLOT_PLACES, "each seat has two");
 _Static_assert(sizeof(allot_lease_state) % 8 == 0, "states are copied by words");
 
 static uint64_t since(uint64_t later, uint64_t earlier) {
   return later > earlier ? later - earlier : 0;
+}
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 // ---- the root ----
@@ -70,18 +79,18 @@ static uint64_t next_root(uint64_t root, unsigned buffer, const allot_lease_stat
 }
 
 // Other processes may write the source meanwhile; the root tells afterwards.
-__attribute__((no_sanitize("thread"))) static void copy_state(allot_lease_state *to,
-                                                              const allot_lease_state *from) {
-  uint64_t *target = (uint64_t *)(void *)to;
-  const uint64_t *source = (const uint64_t *)(const void *)from;
-  for (size_t i = 0; i < sizeof *to / sizeof *target; i++) {
+__attribute__((no_sanitize("thread"))) static void copy_words(void *to, const void *from,
+                                                              size_t size) {
+  uint64_t *target = to;
+  const uint64_t *source = from;
+  for (size_t i = 0; i < size / sizeof *target; i++) {
     target[i] = __atomic_load_n(&source[i], __ATOMIC_RELAXED);
   }
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
 
-static const allot_lease_state *state_of(const allot_leases *leases, uint64_t root) {
-  return &leases->file->states[ALLOT_ROOT_BUFFER(root) % (ALLOT_PLACES * 2)];
+static const allot_seat_buffer *buffer_of(const allot_leases *leases, uint64_t root) {
+  return &leases->file->buffers[ALLOT_ROOT_BUFFER(root) % (ALLOT_OWN_PLACES * 2)];
 }
 
 // The root whose state was copied.
@@ -89,38 +98,39 @@ static uint64_t read_state(const allot_leases *leases, allot_lease_state *state)
   for (;;) {
     uint64_t root = load(&leases->file->root);
     LEASE_STEP("reading");
-    copy_state(state, state_of(leases, root));
+    copy_words(state, &buffer_of(leases, root)->state, sizeof *state);
     if (load(&leases->file->root) == root) return root;
   }
 }
 
-void allot_leases_read(const allot_leases *leases, allot_lease_state *state) {
-  read_state(leases, state);
-}
-
 // ---- messages ----
 
-static void wake(allot_leases_file *file, int place) {
+static void wake(const allot_leases *leases, const allot_lease_state *state, int place) {
   if (place < 0 || place >= (int)ALLOT_PLACES) return;
-  uint32_t *word = &file->heads[place].wake;
+  uint32_t *word = place < (int)ALLOT_OWN_PLACES
+                       ? &leases->file->heads[place].wake
+                       : &leases->file->told[state->places[place].seat % ALLOT_SEATS];
   __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void allot_lease_wake_own(const allot_leases *leases) {
-  wake(leases->file, leases->place);
+  wake(leases, NULL, leases->place);
 }
 
-void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-  uint64_t left = since(until_ns, now_ns);
-  if (left == 0) return;
-  struct timespec patience = {.tv_sec = (time_t)(left / 1000000000u),
-                              .tv_nsec = (long)(left % 1000000000u)};
+bool allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
+  const uint64_t now = now_ns();
+  if (until_ns <= now) return false;
+  struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                           .tv_nsec = (long)(until_ns % 1000000000u)};
+  int told = neighbours_sleep(leases, ticket, &until);
+  if (told != -ENOSYS && told != -EPERM && told != -EFAULT) return told != 0 && told != -ETIMEDOUT;
+  // A file that was cut short, or a kernel before 5.16: others are heard at the next look.
+  uint64_t left = until_ns - now < DEAF_NS ? until_ns - now : DEAF_NS;
+  struct timespec patience = {.tv_nsec = (long)left};
   syscall(SYS_futex, &leases->file->heads[leases->place].wake, FUTEX_WAIT, ticket, &patience, NULL,
           0);
+  return true;
 }
 
 // ---- one decision ----
@@ -128,9 +138,41 @@ void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t unt
 typedef struct outcome {
   uint64_t old_root, root;
   uint64_t old_epoch;
-  int old_holder;
   allot_lease_state *state;  // the one in force, until the next
+  bool concerns_others;      // somebody else has the lease, or waits
 } outcome;
+
+// The core credits whoever lent its time; the others keep their accounts themselves.
+static void note_lent(allot_seat_buffer *draft, const uint64_t before[ALLOT_SEATS]) {
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_seat_state *lender = &draft->state.seats[seat];
+    if (lender->lent_ns <= before[seat]) continue;
+    if (draft->lent[seat].serial != lender->serial) {
+      draft->lent[seat] = (allot_lent){.serial = lender->serial};
+    }
+    draft->lent[seat].lent_ns += lender->lent_ns - before[seat];
+  }
+}
+
+// From what the shares publish to what this one publishes next.
+static void change_state(allot_leases *leases, allot_seat_buffer *draft, const allot_event *events,
+                         int count) {
+  allot_lease_state *state = &draft->state;
+  neighbours_merge(leases, state, events[0].now_ns);
+  LEASE_STEP("merged");
+  const uint64_t epoch = state->epoch;
+  const int holder = state->holder;
+  uint64_t lent[ALLOT_SEATS];
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) lent[seat] = state->seats[seat].lent_ns;
+  for (int i = 0; i < count; i++) allot_lease_decide(state, leases->contract, &events[i]);
+  if (state->epoch != epoch || state->holder != holder) {
+    // The newest word counts: later than all that were known.
+    state->epoch = epoch < state->now_ns ? state->now_ns : epoch + 1;
+    leases->author = -1;
+  }
+  lent[leases->seat] = UINT64_MAX;
+  note_lent(draft, lent);
+}
 
 static outcome decide(allot_leases *leases, const allot_event *events, int count) {
   allot_leases_file *file = leases->file;
@@ -139,22 +181,37 @@ static outcome decide(allot_leases *leases, const allot_event *events, int count
     // Never the one in force: others may be reading it.
     unsigned buffer = (unsigned)leases->place * 2;
     if (ALLOT_ROOT_BUFFER(root) == buffer) buffer++;
-    allot_lease_state *draft = &file->states[buffer];
-    copy_state(draft, state_of(leases, root));
+    allot_seat_buffer *draft = &file->buffers[buffer];
+    copy_words(draft->lent, buffer_of(leases, root)->lent, sizeof draft->lent);
+    copy_words(&draft->state, &buffer_of(leases, root)->state, sizeof draft->state);
     LEASE_STEP("copied");
     if (load(&file->root) != root) continue;
-    outcome done = {
-        .old_root = root, .old_epoch = draft->epoch, .old_holder = draft->holder, .state = draft};
-    for (int i = 0; i < count; i++) allot_lease_decide(draft, leases->contract, &events[i]);
+    outcome done = {.old_root = root, .old_epoch = draft->state.epoch, .state = &draft->state};
+    change_state(leases, draft, events, count);
     LEASE_STEP("decided");
-    done.root = next_root(root, buffer, draft);
+    done.root = next_root(root, buffer, done.state);
+    neighbours_publish(leases, draft, done.root);
+    done.concerns_others = done.state->epoch != done.old_epoch ||
+                           draft->facts.waiting != load(&buffer_of(leases, root)->facts.waiting);
     uint64_t expected = root;
-    if (__atomic_compare_exchange_n(&file->root, &expected, done.root, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-      LEASE_STEP("swapped");
-      return done;
+    if (!__atomic_compare_exchange_n(&file->root, &expected, done.root, false, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST)) {
+      continue;
     }
+    LEASE_STEP("swapped");
+    if (done.state->epoch != done.old_epoch && ALLOT_ROOT_HOLDER(done.root) >= 0) {
+      uint64_t now = now_ns();
+      store(&file->claimed_ns, now > done.state->now_ns ? now : done.state->now_ns);
+    }
+    return done;
   }
+}
+
+void allot_leases_read(allot_leases *leases, allot_lease_state *state) {
+  read_state(leases, state);
+  allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns()};
+  neighbours_merge(leases, state, look.now_ns);
+  allot_lease_decide(state, leases->contract, &look);
 }
 
 // Tells those whom the decision concerns: the new holder, and one that has to give way now.
@@ -164,8 +221,23 @@ static void tell(const allot_leases *leases, const outcome *done) {
   bool pressed =
       ALLOT_ROOT_CONTENDED(done->root) &&
       (!ALLOT_ROOT_CONTENDED(done->old_root) || done->state->expires_ns <= done->state->now_ns);
-  if (holder != leases->place && (granted || pressed)) wake(leases->file, holder);
+  if (holder != leases->place && (granted || pressed)) wake(leases, done->state, holder);
   LEASE_STEP("told");
+}
+
+// Decides, and tells whom it concerns. Two shares may decide at the same time without knowing of
+// each other: both look again once they have published, so that one of them knows.
+static outcome settle(allot_leases *leases, const allot_event *events, int count) {
+  outcome done = decide(leases, events, count);
+  tell(leases, &done);
+  const allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = events[0].now_ns};
+  for (int i = 0; i < LOOKS && done.concerns_others && neighbours_moved(leases); i++) {
+    leases->is_settling = true;
+    done = decide(leases, &look, 1);
+    tell(leases, &done);
+  }
+  leases->is_settling = false;
+  return done;
 }
 
 static bool latency_is_active(const allot_lease_state *state, const allot_contract *contract,
@@ -229,7 +301,7 @@ static void describe(const allot_leases *leases, const allot_lease_state *state,
 // does no harm when the one that is looked at is being replaced.
 static bool is_seated(const allot_leases *leases) {
   const allot_place_state *own =
-      &state_of(leases, load(&leases->file->root))->places[leases->place];
+      &buffer_of(leases, load(&leases->file->root))->state.places[leases->place];
   return __atomic_load_n(&own->state, __ATOMIC_RELAXED) != ALLOT_PLACE_FREE &&
          __atomic_load_n(&own->seat, __ATOMIC_RELAXED) == leases->seat &&
          __atomic_load_n(&own->serial, __ATOMIC_RELAXED) == (uint32_t)leases->serial;
@@ -249,8 +321,7 @@ static void keep_seat(allot_leases *leases, uint64_t now_ns) {
   allot_event moved = {
       .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
   store(&leases->file->heads[leases->place].pid, (int32_t)getpid());  // the file may be a fresh one
-  outcome done = decide(leases, &moved, 1);
-  tell(leases, &done);
+  settle(leases, &moved, 1);
 }
 
 static void reap(allot_leases *leases, uint64_t now_ns);
@@ -259,9 +330,10 @@ static void act(allot_leases *leases, const allot_event *events, int count, uint
                 allot_lease *lease) {
   // Drawn before the decision: whatever is decided later is told later.
   uint32_t ticket = load(&leases->file->heads[leases->place].wake);
-  outcome done = decide(leases, events, count);
+  outcome done = settle(leases, events, count);
   describe(leases, done.state, ticket, now_ns, lease);
-  tell(leases, &done);
+  leases->promised_ns = lease->retry_ns;
+  if (lease->held) leases->waiting_ns = 0;
 }
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
@@ -310,17 +382,15 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
   }
 }
 
-void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  uint32_t ticket = leases->place < 0 ? 0 : load(&leases->file->heads[leases->place].wake);
-  allot_lease_state state;
-  read_state(leases, &state);
-  describe(leases, &state, ticket, now_ns, lease);
+void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+  allot_event event = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
+  act(leases, &event, 1, now_ns, lease);
 }
 
 // ---- locks of places ----
 
-static int64_t byte_of(int place) {
-  return ALLOT_PLACE_LOCK_BASE + place;
+static int64_t byte_of(const allot_leases *leases, int place) {
+  return leases->lock_base + place;
 }
 
 // What a dead owner's work took that it could not charge itself. Its work ended with it, soon after
@@ -335,7 +405,7 @@ static uint64_t left_by_dead(const allot_leases *leases, int place) {
 // Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
 static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
   LEASE_STEP("reaping");
-  if (allot_slot_try(descriptor, byte_of(place)) != 1) return false;
+  if (allot_slot_try(descriptor, byte_of(leases, place)) != 1) return false;
   LEASE_STEP("found dead");
   allot_event ended = {.kind = ALLOT_EVENT_LEAVE,
                        .place = place,
@@ -343,67 +413,102 @@ static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64
                        .now_ns = now_ns};
   // Charged once, whatever becomes of this process.
   store(&leases->file->heads[place].busy, 0u);
-  outcome done = decide(leases, &ended, 1);
-  tell(leases, &done);
+  settle(leases, &ended, 1);
   store(&leases->file->heads[place].pid, 0);
-  allot_slot_release(descriptor, byte_of(place));
+  allot_slot_release(descriptor, byte_of(leases, place));
   return true;
 }
 
-// Frees the places of dead processes.
+// Frees the places of this share's dead processes.
 static void reap(allot_leases *leases, uint64_t now_ns) {
   allot_lease_state state;
   read_state(leases, &state);
-  int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
+  int descriptor = open(leases->lock_path, O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return;
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+  for (int place = 0; place < (int)ALLOT_OWN_PLACES; place++) {
     if (place == leases->place || state.places[place].state == ALLOT_PLACE_FREE) continue;
     free_if_dead(leases, descriptor, place, now_ns);
   }
   close(descriptor);
+  neighbours_look_for_dead(leases);
 }
 
 // Does the holder run over its time without an end in sight? As long as its kernels end one after
 // another, what is queued will be over soon.
-static bool is_stuck(const allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+static bool is_stuck(const allot_lease_state *state, uint64_t progress_ns, uint64_t now_ns) {
   uint64_t over = since(now_ns, state->expires_ns);
-  uint64_t progress = load(&leases->file->heads[state->holder].running_ns);
-  return over > LONGEST_OVERRUN_NS || (over > OVERRUN_NS && since(now_ns, progress) > OVERRUN_NS);
+  return over > LONGEST_OVERRUN_NS ||
+         (over > OVERRUN_NS && since(now_ns, progress_ns) > OVERRUN_NS);
 }
 
-// Has the lease to be taken from the holder? One that is dead is gone afterwards.
+// Has the lease to be taken from the holder? One of ours that is dead is gone afterwards.
 static bool judge_holder(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   int holder = state->holder;
   if (holder < 0 || holder >= (int)ALLOT_PLACES || holder == leases->place) return false;
   const allot_place_state *own = &state->places[leases->place];
   if (own->state != ALLOT_PLACE_WAITING) return false;
+  allot_place_head head;
+  // What cannot be read shows no sign of life.
+  if (!neighbours_head(leases, state, holder, &head)) head = (allot_place_head){0};
   // It has had as long to answer as we wait, if it was idle and had nothing to tell.
-  uint64_t heard = load(&leases->file->heads[holder].beat_ns);
+  uint64_t heard = head.beat_ns;
   if (heard < state->granted_ns || since(heard, now_ns) > CLOCKS_DIFFER_NS) {
     heard = state->granted_ns;
   }
   if (heard < own->since_ns) heard = own->since_ns;
   uint64_t silence = since(now_ns, heard);
-  if (silence >= DEAD_NS) {
-    int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
+  if (silence >= DEAD_NS && holder < (int)ALLOT_OWN_PLACES) {
+    int descriptor = open(leases->lock_path, O_RDWR | O_CLOEXEC);
     bool was_dead = descriptor >= 0 && free_if_dead(leases, descriptor, holder, now_ns);
     if (descriptor >= 0) close(descriptor);
     if (was_dead) return false;
   }
-  return silence >= STOPPED_NS || (state->next >= 0 && is_stuck(leases, state, now_ns));
+  const allot_place_state *one = &state->places[holder];
+  const bool is_other = holder >= (int)ALLOT_OWN_PLACES;
+  const bool is_gone = silence >= ALLOT_STOPPED_NS ||
+                       (silence >= DEAD_NS && is_other && neighbours_place_is_dead(leases, one));
+  if (!is_gone) return state->next >= 0 && is_stuck(state, head.running_ns, now_ns);
+  // Should it have been given the lease while it was stopped: not again before it asks anew.
+  if (is_other) leases->others[one->seat].skipped_ns = one->since_ns;
+  return true;
+}
+
+// Has this place waited longer than any turns of the others can explain? Then the word on the lease
+// that counted is not believed.
+static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
+  uint32_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
+  bool may_wait = fraction == 0 || state->seats[leases->seat].blocked != 0 ||
+                  (terms & ALLOT_TERMS_SUSPENDED) || leases->seat == (int)ALLOT_SEAT_UNBOOKED;
+  if (may_wait || leases->waiting_ns == 0) leases->waiting_ns = now_ns;
+  uint64_t longest = STARVED_NS + TURNS_NS * ALLOT_WHOLE / (fraction > 0 ? fraction : 1);
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint64_t move_ns = state->seats[seat].move_ns;
+    if (load(&leases->contract->seats[seat].terms) & ALLOT_TERMS_OVERSUBSCRIBED) {
+      longest += (move_ns < LONGEST_OVERRUN_NS ? move_ns : LONGEST_OVERRUN_NS) * 2;
+    }
+  }
+  if (since(now_ns, leases->waiting_ns) < longest) return;
+  leases->waiting_ns = now_ns;
+  neighbours_distrust(leases, leases->author, now_ns);
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
   keep_seat(leases, now_ns);
   allot_lease_state state;
   read_state(leases, &state);
-  allot_event events[2];
+  allot_event events[3];
   int count = 0;
+  judge_wait(leases, &state, now_ns);
   if (judge_holder(leases, &state, now_ns)) {
     events[count++] = (allot_event){
         .kind = ALLOT_EVENT_EVICT, .place = state.holder, .epoch = state.epoch, .now_ns = now_ns};
   }
   // A waiter that was stopped may have been given the lease and lost it: it asks anew.
+  if (state.holder != leases->place && now_ns > leases->promised_ns + ALLOT_STOPPED_NS) {
+    events[count++] =
+        (allot_event){.kind = ALLOT_EVENT_RELEASE, .place = leases->place, .now_ns = now_ns};
+  }
   events[count++] = (allot_event){.kind = ALLOT_EVENT_WANT,
                                   .place = leases->place,
                                   .launch_ns = leases->launch_ns,
@@ -414,22 +519,27 @@ void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease
 // ---- files ----
 
 static int check_heads(const allot_contract *contract, const allot_leases_file *file) {
-  if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_LEASES_MAGIC) return -EINVAL;
-  if (contract->version != ALLOT_LEASE_VERSION || file->version != ALLOT_LEASE_VERSION) {
+  if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_SEAT_MAGIC) return -EINVAL;
+  if (contract->version != ALLOT_CONTRACT_VERSION || file->version != ALLOT_SEAT_VERSION) {
     return -EPROTO;
   }
   return 0;
 }
 
-int allot_leases_open(allot_leases *leases, const char *contract_path, const char *leases_path,
-                      int seat, uint64_t serial) {
-  *leases = (allot_leases){.seat = seat, .serial = serial, .place = -1};
+int allot_leases_open(allot_leases *leases, const allot_leases_paths *paths, int seat,
+                      uint64_t serial) {
+  *leases = (allot_leases){
+      .seat = seat,
+      .serial = serial,
+      .place = -1,
+      .lock_base = ALLOT_PLACE_LOCK_BASE + (int64_t)ALLOT_OWN_PLACES * paths->device};
   if (seat < 0 || seat >= (int)ALLOT_SEATS) return -EINVAL;
-  if (strlen(leases_path) >= sizeof leases->path) return -ENAMETOOLONG;
+  if (strlen(paths->seats) >= sizeof leases->seats_path) return -ENAMETOOLONG;
+  if (strlen(paths->lock) >= sizeof leases->lock_path) return -ENAMETOOLONG;
   void *contract = NULL, *file = NULL;
-  int error = allot_map_file(contract_path, sizeof(allot_contract), O_RDONLY, &contract);
+  int error = allot_map_file(paths->contract, sizeof(allot_contract), O_RDONLY, &contract);
   if (error != 0) return error;
-  error = allot_map_file(leases_path, sizeof(allot_leases_file), O_RDWR, &file);
+  error = allot_map_file(paths->own, sizeof(allot_leases_file), O_RDWR, &file);
   if (error == 0) {
     error = check_heads(contract, file);
     if (error != 0) munmap(file, sizeof(allot_leases_file));
@@ -440,7 +550,9 @@ int allot_leases_open(allot_leases *leases, const char *contract_path, const cha
   }
   leases->contract = contract;
   leases->file = file;
-  strcpy(leases->path, leases_path);
+  strcpy(leases->seats_path, paths->seats);
+  strcpy(leases->lock_path, paths->lock);
+  strcpy(leases->own_path, paths->own);
   keep_seat(leases, 0);
   return 0;
 }
@@ -451,24 +563,26 @@ void allot_leases_close(allot_leases *leases) {
     munmap((void *)(uintptr_t)leases->contract, sizeof(allot_contract));
   }
   if (leases->file != NULL) munmap(leases->file, sizeof(allot_leases_file));
+  neighbours_close(leases);
   *leases = (allot_leases){.place = -1};
 }
 
 // ---- places ----
 
 // The place's states get their space now: a full disk is an error here, and no SIGBUS later.
-static int prepare_place(int descriptor, int place) {
+static int prepare_place(allot_leases *leases, int place) {
+  int descriptor = allot_open(leases->own_path, O_RDWR);
+  if (descriptor < 0) return descriptor;
   off_t at =
-      (off_t)(offsetof(allot_leases_file, states) + sizeof(allot_lease_state) * 2 * (size_t)place);
-  int error = posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_lease_state)));
+      (off_t)(offsetof(allot_leases_file, buffers) + sizeof(allot_seat_buffer) * 2 * (size_t)place);
+  int error = -posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_seat_buffer)));
   // A sandbox that forbids asking is no full disk.
-  return error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO ? -error : 0;
-}
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+  if (error != -ENOSPC && error != -EDQUOT && error != -EFBIG && error != -EIO) {
+    error = allot_slot_show(descriptor, ALLOT_PLACE_LOCK_BASE + place);
+  }
+  if (error == 0) error = allot_slot_keep(descriptor, &leases->life_map);
+  close(descriptor);
+  return error;
 }
 
 static void take_place(allot_leases *leases, int place) {
@@ -484,25 +598,29 @@ static void take_place(allot_leases *leases, int place) {
       {.kind = ALLOT_EVENT_LEAVE, .place = place, .used_ns = left, .now_ns = now},
       {.kind = ALLOT_EVENT_JOIN, .place = place, .seat = leases->seat, .now_ns = now},
   };
-  outcome done = decide(leases, events, 2);
-  tell(leases, &done);
+  settle(leases, events, 2);
   // Most of all after the machine was started again.
   reap(leases, now);
 }
 
+static void unlock_place(allot_leases *leases) {
+  if (leases->place_map != NULL) munmap(leases->place_map, 1);
+  if (leases->life_map != NULL) munmap(leases->life_map, 1);
+  leases->place_map = leases->life_map = NULL;
+}
+
 int allot_leases_join(allot_leases *leases) {
   if (leases->place >= 0) return 0;
-  int descriptor = allot_open(leases->path, O_RDWR);
+  int descriptor = allot_open(leases->lock_path, O_RDWR);
   if (descriptor < 0) return descriptor;
-  void *keeper = NULL;
-  int place = allot_slot_claim(descriptor, ALLOT_PLACE_LOCK_BASE, (int)ALLOT_PLACES, &keeper);
-  int error = place < 0 ? place : prepare_place(descriptor, place);
+  int place =
+      allot_slot_claim(descriptor, leases->lock_base, (int)ALLOT_OWN_PLACES, &leases->place_map);
   close(descriptor);
+  int error = place < 0 ? place : prepare_place(leases, place);
   if (error != 0) {
-    if (keeper != NULL) munmap(keeper, 1);
+    unlock_place(leases);
     return error;
   }
-  leases->place_map = keeper;
   take_place(leases, place);
   return 0;
 }
@@ -510,11 +628,9 @@ int allot_leases_join(allot_leases *leases) {
 void allot_leases_leave(allot_leases *leases) {
   if (leases->place < 0) return;
   allot_event event = {.kind = ALLOT_EVENT_LEAVE, .place = leases->place, .now_ns = now_ns()};
-  outcome done = decide(leases, &event, 1);
+  settle(leases, &event, 1);
   int place = leases->place;
   leases->place = -1;
-  tell(leases, &done);
   store(&leases->file->heads[place].pid, 0);
-  if (leases->place_map != NULL) munmap(leases->place_map, 1);
-  leases->place_map = NULL;
+  unlock_place(leases);
 }

@@ -107,7 +107,9 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   // Held back with an empty queue: by a budget that may be spent without our having told.
   bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
-  bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
+  bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST) &&
+                 at->is_called == 0;
+  at->is_called = 0;
   // What it used decides for how long the device is kept for it.
   bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
   if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
@@ -222,7 +224,8 @@ static void sleep_deep(compute_state *all, compute_device *at, uint32_t ticket, 
   bool may_be_suspended = residency_possible(all->own, at->device);
   __atomic_store_n(&all->keeper.is_deep, 1, __ATOMIC_SEQ_CST);
   if (is_quiet(all) && !keeper_is_stopped(all)) {
-    allot_lease_sleep(&at->leases, ticket, now + (may_be_suspended ? SUSPENDED_NS : DEEP_NS));
+    uint64_t until = now + (may_be_suspended ? SUSPENDED_NS : DEEP_NS);
+    if (allot_lease_sleep(&at->leases, ticket, until)) at->is_called = 1;
   }
   __atomic_store_n(&all->keeper.is_deep, 0, __ATOMIC_SEQ_CST);
 }
@@ -249,7 +252,7 @@ static void *keep(void *context) {
     if (next == UINT64_MAX) {
       sleep_deep(all, sleeps_on, ticket, now);
     } else if (next > now + 200 * MICROSECOND) {
-      allot_lease_sleep(&sleeps_on->leases, ticket, next);
+      if (allot_lease_sleep(&sleeps_on->leases, ticket, next)) sleeps_on->is_called = 1;
     } else if (next > now) {
       struct timespec nap = {.tv_nsec = (long)(next - now)};
       nanosleep(&nap, NULL);

@@ -15,7 +15,7 @@ from allotment.ledger.leases import (
     SeatAccount,
     Terms,
     change,
-    is_governed,
+    read_contract,
     read_leases,
     read_terms,
 )
@@ -45,8 +45,9 @@ class SoftMode(Mode):
                 terms = Terms(
                     placed.compute or request.compute, is_oversubscribed=request.may_oversubscribe
                 )
-                seats.append(turns.take_seat(devices, placed.device.uuid, share, terms))
-                turns.link_files(devices, placed.device.uuid, directory, index)
+                uuid = placed.device.uuid
+                seats.append(turns.take_seat(devices, uuid, share, terms))
+                turns.link_files(devices, uuid, directory, index, seats[-1])
             create_ledger(directory, placement, share=share, name=name, seats=seats)
         except BaseException:
             turns.free_seats(devices, share)
@@ -79,7 +80,7 @@ class SoftMode(Mode):
         terms_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                terms = read_terms(directory / turns.link_names(index)[0], device.seat)
+                terms = read_terms(directory / turns.link_names(index).contract, device.seat)
                 if terms is not None:
                     terms_by_uuid[device.uuid] = terms
         return terms_by_uuid
@@ -88,9 +89,14 @@ class SoftMode(Mode):
         turns_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                contract, leases = (directory / name for name in turns.link_names(index))
-                account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
-                turns_by_uuid[device.uuid] = Turns(account, is_governed(contract))
+                names = turns.link_names(index)
+                contract = read_contract(directory / names.contract)
+                leases = read_leases(contract, directory / names.seats)
+                turns_by_uuid[device.uuid] = Turns(
+                    leases.accounts.get(device.seat.serial, SeatAccount()),
+                    contract.is_governed,
+                    leases.distrusted.get(device.seat.serial, ()),
+                )
         return turns_by_uuid
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
