@@ -248,27 +248,41 @@ static word own_word(const allot_leases *leases, const allot_lease_state *state)
   return own;
 }
 
+static word word_of(const allot_leases *leases, int seat) {
+  const allot_seat_facts *facts = &leases->others[seat].facts;
+  return (word){.author = seat,
+                .seat = facts->holder_seat,
+                .slot = facts->holder_slot,
+                .names_us = facts->holder_seat >= 0 && is_own(leases, facts->holder_seat),
+                .epoch = facts->epoch,
+                .granted_ns = facts->granted_ns,
+                .expires_ns = facts->expires_ns};
+}
+
 // Of equally new words those of the seat with the lower number count, for all.
 static bool precedes(const allot_leases *leases, int author, int seat) {
   return (author < 0 ? leases->seat : author) < seat;
 }
 
+static bool is_same_lease(const word *one, const word *other) {
+  return one->epoch == other->epoch && one->seat == other->seat && one->slot == other->slot;
+}
+
 static word newest_word(const allot_leases *leases, const allot_lease_state *state, uint64_t now) {
-  word newest = own_word(leases, state);
+  const word own = own_word(leases, state);
+  word newest = own;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    const allot_seat_facts *facts = &leases->others[seat].facts;
     if (is_own(leases, seat) || !is_believed(leases, seat, now)) continue;
-    if (facts->epoch < newest.epoch) continue;
-    if (facts->epoch == newest.epoch && precedes(leases, newest.author, seat)) continue;
-    newest = (word){.author = seat,
-                    .seat = facts->holder_seat,
-                    .slot = facts->holder_slot,
-                    .names_us = facts->holder_seat >= 0 && is_own(leases, facts->holder_seat),
-                    .epoch = facts->epoch,
-                    .granted_ns = facts->granted_ns,
-                    .expires_ns = facts->expires_ns};
+    const word other = word_of(leases, seat);
+    if (other.epoch < newest.epoch) continue;
+    if (other.epoch == newest.epoch && precedes(leases, newest.author, seat)) continue;
+    newest = other;
   }
-  return newest;
+  // Until when it has the lease, the holder knows: it may have prolonged it since.
+  if (newest.names_us) return is_same_lease(&own, &newest) ? own : newest;
+  if (newest.seat < 0 || !is_believed(leases, newest.seat, now)) return newest;
+  const word holders = word_of(leases, newest.seat);
+  return is_same_lease(&holders, &newest) ? holders : newest;
 }
 
 // Was the lease taken from a place of ours that showed signs of life and did not run over? Who
