@@ -118,19 +118,22 @@ void allot_lease_wake_own(const allot_leases *leases) {
   wake(leases, NULL, leases->place);
 }
 
-bool allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
+bool allot_lease_is_called(const allot_leases *leases) {
+  return neighbours_called(leases);
+}
+
+void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
   const uint64_t now = now_ns();
-  if (until_ns <= now) return false;
+  if (until_ns <= now) return;
   struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                            .tv_nsec = (long)(until_ns % 1000000000u)};
-  int told = neighbours_sleep(leases, ticket, &until);
-  if (told != -ENOSYS && told != -EPERM && told != -EFAULT) return told != 0 && told != -ETIMEDOUT;
+  int error = neighbours_sleep(leases, ticket, &until);
+  if (error != -ENOSYS && error != -EPERM && error != -EFAULT) return;
   // A file that was cut short, or a kernel before 5.16: others are heard at the next look.
   uint64_t left = until_ns - now < DEAF_NS ? until_ns - now : DEAF_NS;
   struct timespec patience = {.tv_nsec = (long)left};
   syscall(SYS_futex, &leases->file->heads[leases->place].wake, FUTEX_WAIT, ticket, &patience, NULL,
           0);
-  return true;
 }
 
 // ---- one decision ----
@@ -207,11 +210,15 @@ static outcome decide(allot_leases *leases, const allot_event *events, int count
   }
 }
 
-void allot_leases_read(allot_leases *leases, allot_lease_state *state) {
+static void read_now(allot_leases *leases, allot_lease_state *state, uint64_t now_ns) {
   read_state(leases, state);
-  allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns()};
+  allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
   neighbours_merge(leases, state, look.now_ns);
   allot_lease_decide(state, leases->contract, &look);
+}
+
+void allot_leases_read(allot_leases *leases, allot_lease_state *state) {
+  read_now(leases, state, now_ns());
 }
 
 // Tells those whom the decision concerns: the new holder, and one that has to give way now.
@@ -383,8 +390,10 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
 }
 
 void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  allot_event event = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
-  act(leases, &event, 1, now_ns, lease);
+  uint32_t ticket = leases->place < 0 ? 0 : load(&leases->file->heads[leases->place].wake);
+  allot_lease_state state;
+  read_now(leases, &state, now_ns);
+  describe(leases, &state, ticket, now_ns, lease);
 }
 
 // ---- locks of places ----

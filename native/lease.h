@@ -242,9 +242,17 @@ typedef struct allot_neighbour {
   const allot_leases_file *file;  // never touched: its pages may be gone
   uint32_t told;                  // what it told us when its facts were read
   allot_seat_facts facts;         // facts.root is 0 while it has published none that can be used
-  uint64_t skipped_ns;            // since when the place waits that did not answer
-  uint64_t ended_root;            // all its processes had ended when it had published this
-  uint64_t distrusted_ns;         // it is not believed until then
+  // As read, until it is known to belong together.
+  struct {
+    uint64_t magic;
+    uint32_t version;
+  } mark;
+  uint32_t new_told;
+  uint64_t new_root;
+  allot_seat_facts new_facts;
+  uint64_t skipped_ns;     // since when the place waits that did not answer
+  uint64_t ended_root;     // all its processes had ended when it had published this
+  uint64_t distrusted_ns;  // it is not believed until then
   uint32_t suspicions;
   bool is_damaged;
 } allot_neighbour;
@@ -316,22 +324,17 @@ void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns
 // `wants_more` it waits for its next one at once.
 void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
                          uint64_t now_ns, allot_lease *lease);
-// How things stand.
+// How things stand. Publishes nothing.
 void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // A waiter's look at the others: takes the lease from a holder that died, stopped, or runs over,
 // and gives it to whoever is next. Asks for it anew should that have been forgotten.
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
-// Sleeps until this place is sent a message after `ticket` was drawn, or until then. True: another
-// share may have sent it.
-bool allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns);
+// Has another share sent a message since this process last looked at how things stand?
+bool allot_lease_is_called(const allot_leases *leases);
+// Sleeps until this place is sent a message after `ticket` was drawn, or until then.
+void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns);
 // Wakes every thread of this process that sleeps so (for the process's own use).
 void allot_lease_wake_own(const allot_leases *leases);
-
-// The fast path of a launch: does this place hold the lease, and does nobody wait?
-static inline bool allot_lease_is_mine(const allot_leases *leases) {
-  uint64_t root = __atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST);
-  return ALLOT_ROOT_HOLDER(root) == leases->place && !ALLOT_ROOT_CONTENDED(root);
-}
 
 // To be stored while it holds the lease or has work on the GPU: every few milliseconds.
 static inline void allot_lease_beat(const allot_leases *leases, bool busy, uint64_t now_ns) {

@@ -208,6 +208,8 @@ static void follow(view *at) {
 // Idle time that is kept counts from the holder's allowance, which grows with what it is owed.
 static void settle_grace(view *at, uint64_t elapsed) {
   const allot_lease_state *state = at->state;
+  // Another share may have given it the lease since the last event here.
+  uint64_t held = at_most(elapsed, since(at->now_ns, state->granted_ns));
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     allot_seat_state *own = &at->state->seats[seat];
     if (!at->active[seat]) continue;
@@ -216,7 +218,7 @@ static void settle_grace(view *at, uint64_t elapsed) {
     own->grace_ns = fill(own->grace_ns, more, GRACE_MOST_NS);
     // What it computes meanwhile is given back with its charge.
     bool holds = state->holder >= 0 && state->places[state->holder].seat == seat;
-    if (holds && state->next >= 0) own->grace_ns -= (int64_t)elapsed;
+    if (holds && state->next >= 0) own->grace_ns -= (int64_t)held;
   }
 }
 

@@ -27,7 +27,7 @@
 #define ATTEMPTS 3
 // A waiter looks every 50 ms: one that has not for so long is stopped, and would waste its turns.
 #define SILENT_NS (500 * 1000000ull)
-#define MOST_PARTS 3
+#define MOST_PARTS (2 * ALLOT_SEATS)
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
 #define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
@@ -50,35 +50,48 @@ static bool read_by_path(const allot_leases *leases, const allot_neighbour *othe
   return done;
 }
 
-typedef struct piece {
-  size_t at, size;
-  void *to;
-} piece;
-
-// In that order.
-static bool read_parts(const allot_leases *leases, const allot_neighbour *other, const piece *parts,
-                       unsigned count) {
+// Parts of others' files, which are read in this order: one system call for all.
+typedef struct reading {
+  unsigned count;
+  uint8_t seats[MOST_PARTS];
   struct iovec here[MOST_PARTS], there[MOST_PARTS];
-  size_t size = 0;
-  if (other->file == NULL || count > MOST_PARTS) return false;
-  for (unsigned i = 0; i < count; i++) {
-    here[i] = (struct iovec){.iov_base = parts[i].to, .iov_len = parts[i].size};
-    there[i] = (struct iovec){.iov_base = (char *)(uintptr_t)other->file + parts[i].at,
-                              .iov_len = parts[i].size};
-    size += parts[i].size;
-  }
-  ssize_t got = process_vm_readv(getpid(), here, count, there, count, 0);
-  if (got >= 0 || errno == EFAULT) return got == (ssize_t)size;
-  for (unsigned i = 0; i < count; i++) {
-    if (!read_by_path(leases, other, parts[i].at, parts[i].to, parts[i].size)) return false;
-  }
-  return true;
+} reading;
+
+static void add_part(const allot_leases *leases, reading *parts, int seat, size_t at, void *to,
+                     size_t size) {
+  const unsigned i = parts->count++;
+  char *file = (char *)(uintptr_t)load(&leases->others[seat].file);
+  parts->seats[i] = (uint8_t)seat;
+  parts->here[i] = (struct iovec){.iov_base = to, .iov_len = size};
+  parts->there[i] = (struct iovec){.iov_base = file + at, .iov_len = size};
 }
 
-static bool read_part(const allot_leases *leases, const allot_neighbour *other, size_t at, void *to,
-                      size_t size) {
-  const piece one = {at, size, to};
-  return read_parts(leases, other, &one, 1);
+static uint64_t bit_of(int seat) {
+  return 1ull << seat;
+}
+
+// The seats of which a part could not be read.
+static uint64_t read_parts(const allot_leases *leases, reading *parts) {
+  const pid_t own = getpid();
+  uint64_t failed = 0;
+  for (unsigned i = 0; i < parts->count;) {
+    const unsigned left = parts->count - i;
+    ssize_t got = process_vm_readv(own, &parts->here[i], left, &parts->there[i], left, 0);
+    bool is_forbidden = got < 0 && errno != EFAULT;
+    for (; !is_forbidden && i < parts->count; i++) {
+      if (got < (ssize_t)parts->here[i].iov_len) break;
+      got -= (ssize_t)parts->here[i].iov_len;
+    }
+    if (i == parts->count) break;
+    const allot_neighbour *other = &leases->others[parts->seats[i]];
+    size_t at = (size_t)((char *)parts->there[i].iov_base - (char *)(uintptr_t)other->file);
+    if (!is_forbidden ||
+        !read_by_path(leases, other, at, parts->here[i].iov_base, parts->here[i].iov_len)) {
+      failed |= bit_of(parts->seats[i]);
+    }
+    i++;
+  }
+  return failed;
 }
 
 // ---- one neighbour ----
@@ -129,43 +142,75 @@ static bool is_sound(const allot_neighbour *other, uint64_t now) {
          is_place(&facts->holding);
 }
 
-static bool refresh_facts(const allot_leases *leases, allot_neighbour *other, uint64_t now) {
-  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-    char head[sizeof(uint64_t) + sizeof(uint32_t)];
-    uint32_t told, version;
-    uint64_t magic, root;
-    // What it told us first: a word that comes after this is heard by neighbours_sleep.
-    const piece start[MOST_PARTS] = {
-        {offsetof(allot_leases_file, told) + sizeof told * (unsigned)leases->seat, sizeof told,
-         &told},
-        {offsetof(allot_leases_file, root), sizeof root, &root},
-        {0, sizeof magic + sizeof version, head},
-    };
-    if (!read_parts(leases, other, start, MOST_PARTS)) return false;
-    memcpy(&magic, head, sizeof magic);
-    memcpy(&version, head + sizeof magic, sizeof version);
-    if (magic != ALLOT_SEAT_MAGIC || version != ALLOT_SEAT_VERSION) return false;
-    if (root == 0) other->facts.root = 0;  // nobody of it has begun
-    if (root == other->facts.root) {
-      store(&other->told, told);
-      return true;
-    }
-    unsigned buffer = ALLOT_ROOT_BUFFER(root);
-    if (buffer >= ALLOT_OWN_PLACES * 2) return false;
-    size_t at = offsetof(allot_leases_file, buffers) + sizeof(allot_seat_buffer) * buffer +
-                offsetof(allot_seat_buffer, facts);
-    allot_seat_facts facts;
-    if (!read_part(leases, other, at, &facts, sizeof facts)) return false;
-    if (facts.root != root) continue;
-    store(&other->told, told);
-    other->facts = facts;
-    return is_sound(other, now);
+// What each of the seats told us first: a word that comes after this is heard by neighbours_sleep.
+static uint64_t read_heads(allot_leases *leases, uint64_t seats) {
+  reading parts = {.count = 0};
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (!(seats & bit_of(seat))) continue;
+    allot_neighbour *other = &leases->others[seat];
+    const size_t told =
+        offsetof(allot_leases_file, told) + sizeof other->new_told * (unsigned)leases->seat;
+    add_part(leases, &parts, seat, told, &other->new_told, sizeof other->new_told);
+    add_part(leases, &parts, seat, offsetof(allot_leases_file, root), &other->new_root,
+             sizeof other->new_root);
   }
-  return true;  // it changes all the time: what was known of it will do
+  return read_parts(leases, &parts);
+}
+
+static uint64_t read_facts(allot_leases *leases, uint64_t seats) {
+  reading parts = {.count = 0};
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (!(seats & bit_of(seat))) continue;
+    allot_neighbour *other = &leases->others[seat];
+    const unsigned buffer = ALLOT_ROOT_BUFFER(other->new_root) % (ALLOT_OWN_PLACES * 2);
+    const size_t at = offsetof(allot_leases_file, buffers) + sizeof(allot_seat_buffer) * buffer +
+                      offsetof(allot_seat_buffer, facts);
+    add_part(leases, &parts, seat, 0, &other->mark, sizeof other->mark);
+    add_part(leases, &parts, seat, at, &other->new_facts, sizeof other->new_facts);
+  }
+  return read_parts(leases, &parts);
+}
+
+// Has anything new to be read, to be taken over?
+static bool has_news(allot_neighbour *other) {
+  if (other->new_root == 0) other->facts.root = 0;  // nobody of it has begun
+  if (other->new_root != other->facts.root) return true;
+  store(&other->told, other->new_told);
+  return false;
+}
+
+static bool take_over(allot_neighbour *other, uint64_t now) {
+  store(&other->told, other->new_told);
+  other->facts = other->new_facts;
+  return other->mark.magic == ALLOT_SEAT_MAGIC && other->mark.version == ALLOT_SEAT_VERSION &&
+         ALLOT_ROOT_BUFFER(other->new_root) < ALLOT_OWN_PLACES * 2 && is_sound(other, now);
+}
+
+// Reads what these seats have published since: those of them that are damaged.
+static uint64_t refresh_facts(allot_leases *leases, uint64_t seats, uint64_t now) {
+  uint64_t damaged = 0;
+  // Those that change all the time: what was known of them will do.
+  for (int attempt = 0; attempt < ATTEMPTS && seats != 0; attempt++) {
+    damaged |= read_heads(leases, seats);
+    seats &= ~damaged;
+    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+      if ((seats & bit_of(seat)) && !has_news(&leases->others[seat])) seats &= ~bit_of(seat);
+    }
+    if (seats == 0) break;
+    damaged |= read_facts(leases, seats);
+    seats &= ~damaged;
+    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+      allot_neighbour *other = &leases->others[seat];
+      if (!(seats & bit_of(seat)) || other->new_facts.root != other->new_root) continue;
+      if (!take_over(other, now)) damaged |= bit_of(seat);
+      seats &= ~bit_of(seat);
+    }
+  }
+  return damaged;
 }
 
 static void note_distrust(const allot_leases *leases, int seat, bool is_distrusted) {
-  uint64_t bit = 1ull << seat, seen = load(&leases->file->distrusted);
+  uint64_t bit = bit_of(seat), seen = load(&leases->file->distrusted);
   if (((seen & bit) != 0) == is_distrusted) return;
   if (is_distrusted) {
     __atomic_or_fetch(&leases->file->distrusted, bit, __ATOMIC_SEQ_CST);
@@ -211,14 +256,19 @@ static bool is_believed(const allot_leases *leases, int seat, uint64_t now) {
 }
 
 static void refresh(allot_leases *leases, uint64_t now) {
+  uint64_t seats = 0;
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     if (is_own(leases, seat)) continue;
     const allot_contract_seat *promised = &leases->contract->seats[seat];
     bool is_taken = (load(&promised->terms) & ALLOT_TERMS_TAKEN) != 0;
-    allot_neighbour *other = &leases->others[seat];
     meet(leases, seat, is_taken ? load(&promised->serial) : 0);
-    if (other->file == NULL) continue;
-    store(&other->is_damaged, !refresh_facts(leases, other, now));
+    if (leases->others[seat].file != NULL) seats |= bit_of(seat);
+  }
+  const uint64_t damaged = refresh_facts(leases, seats, now);
+  for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
+    if (!(seats & bit_of(seat))) continue;
+    allot_neighbour *other = &leases->others[seat];
+    store(&other->is_damaged, (damaged & bit_of(seat)) != 0);
     if (other->is_damaged) other->facts.root = 0;
     if (other->is_damaged && now >= other->distrusted_ns) neighbours_distrust(leases, seat, now);
     note_distrust(leases, seat, now < other->distrusted_ns);
@@ -401,14 +451,17 @@ void neighbours_merge(allot_leases *leases, allot_lease_state *state, uint64_t n
 }
 
 bool neighbours_moved(const allot_leases *leases) {
+  uint64_t roots[ALLOT_SEATS];
+  reading parts = {.count = 0};
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
-    const allot_neighbour *other = &leases->others[seat];
-    uint64_t root;
-    if (is_own(leases, seat) || other->file == NULL) continue;
-    if (read_part(leases, other, offsetof(allot_leases_file, root), &root, sizeof root) &&
-        root != other->facts.root && root != 0) {
-      return true;
-    }
+    if (is_own(leases, seat) || leases->others[seat].file == NULL) continue;
+    add_part(leases, &parts, seat, offsetof(allot_leases_file, root), &roots[seat], sizeof *roots);
+  }
+  const uint64_t failed = read_parts(leases, &parts);
+  for (unsigned i = 0; i < parts.count; i++) {
+    const int seat = parts.seats[i];
+    if (failed & bit_of(seat)) continue;
+    if (roots[seat] != 0 && roots[seat] != leases->others[seat].facts.root) return true;
   }
   return false;
 }
@@ -451,7 +504,35 @@ bool neighbours_head(const allot_leases *leases, const allot_lease_state *state,
   }
   const allot_place_state *one = &state->places[place];
   size_t at = offsetof(allot_leases_file, heads) + sizeof *head * (one->slot % ALLOT_OWN_PLACES);
-  return read_part(leases, &leases->others[one->seat % ALLOT_SEATS], at, head, sizeof *head);
+  const int seat = one->seat % (int)ALLOT_SEATS;
+  reading parts = {.count = 0};
+  if (leases->others[seat].file == NULL) return false;
+  add_part(leases, &parts, seat, at, head, sizeof *head);
+  return read_parts(leases, &parts) == 0;
+}
+
+// Can the words be read that the others raise for this share? Another thread may be changing what
+// is known of them meanwhile: then it also raises our own word.
+static bool speaks(const allot_leases *leases, int seat) {
+  const allot_neighbour *other = &leases->others[seat];
+  return !is_own(leases, seat) && load(&other->file) != NULL && !load(&other->is_damaged);
+}
+
+bool neighbours_called(const allot_leases *leases) {
+  uint32_t seen[ALLOT_SEATS];
+  reading parts = {.count = 0};
+  for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
+    if (!speaks(leases, seat)) continue;
+    add_part(leases, &parts, seat,
+             offsetof(allot_leases_file, told) + sizeof *seen * (unsigned)leases->seat, &seen[seat],
+             sizeof *seen);
+  }
+  if (parts.count == 0) return false;
+  const uint64_t failed = read_parts(leases, &parts);
+  for (unsigned i = 0; i < parts.count && failed == 0; i++) {
+    if (seen[parts.seats[i]] != load(&leases->others[parts.seats[i]].told)) return true;
+  }
+  return failed != 0;
 }
 
 int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct timespec *until) {
@@ -461,16 +542,13 @@ int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct t
   words[count++] =
       (struct futex_waitv){.val = ticket, .uaddr = (uint64_t)(uintptr_t)own, .flags = FUTEX_32};
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
+    if (!speaks(leases, seat)) continue;
     const allot_neighbour *other = &leases->others[seat];
-    // Another thread of this process may be changing them: then it also raises our own word.
-    const allot_leases_file *file = load(&other->file);
-    if (is_own(leases, seat) || file == NULL || load(&other->is_damaged)) continue;
-    words[count++] = (struct futex_waitv){.val = load(&other->told),
-                                          .uaddr = (uint64_t)(uintptr_t)&file->told[leases->seat],
-                                          .flags = FUTEX_32};
+    const uint32_t *word = &load(&other->file)->told[leases->seat];
+    words[count++] = (struct futex_waitv){
+        .val = load(&other->told), .uaddr = (uint64_t)(uintptr_t)word, .flags = FUTEX_32};
   }
-  long woken = syscall(SYS_futex_waitv, words, count, 0, until, CLOCK_MONOTONIC);
-  return woken >= 0 ? woken > 0 : -errno;
+  return syscall(SYS_futex_waitv, words, count, 0, until, CLOCK_MONOTONIC) < 0 ? -errno : 0;
 }
 
 void neighbours_close(allot_leases *leases) {

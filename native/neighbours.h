@@ -32,8 +32,10 @@ bool neighbours_place_is_dead(const allot_leases *leases, const allot_place_stat
 void neighbours_look_for_dead(allot_leases *leases);
 // Its share is as if it were not there for some time, the longer the more often.
 void neighbours_distrust(allot_leases *leases, int seat, uint64_t now_ns);
-// Sleeps until another thread raises this place's word from `ticket`, or another share has told its
-// share something that is not known yet. 1: it has; 0; or a negative errno.
+// Has any sent a message since neighbours_merge?
+bool neighbours_called(const allot_leases *leases);
+// Sleeps until another thread raises this place's word from `ticket`, or another share sends a
+// message. 0 or a negative errno.
 int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct timespec *until);
 void neighbours_close(allot_leases *leases);
 

@@ -204,8 +204,10 @@ typedef struct attempt {
 
 static void look(compute_device *at, uint64_t now) {
   allot_lease lease;
+  // Should it move before the look, the next launch looks again.
+  uint64_t root = __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
   allot_lease_look(&at->leases, now, &lease);
-  admission_update(at, &lease, admission_root(at));
+  admission_update(at, &lease, root);
 }
 
 // Does the queue look as if it waited for this very launch?

@@ -63,7 +63,6 @@ typedef struct compute_device {
   timeline covered;
   uint64_t uncharged_ns;  // measured, not told yet
   uint64_t charged_at_ns;
-  uint32_t is_called;  // the keeper's: another share sent a message
 } compute_device;
 
 typedef struct keeper_state {

@@ -108,8 +108,7 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
   bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST) &&
-                 at->is_called == 0;
-  at->is_called = 0;
+                 !allot_lease_is_called(&at->leases);
   // What it used decides for how long the device is kept for it.
   bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
   if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
@@ -168,6 +167,9 @@ static uint64_t step(compute_device *at, uint64_t now) {
     keep_lease(at, now, queued);
   } else if (load(at->uncharged_ns) != 0) {
     charge(at, now);  // what ran on after the lease was lost
+  } else if (allot_lease_is_called(&at->leases)) {
+    allot_lease lease;  // it is for another process of the share: or it would end each sleep
+    allot_lease_look(&at->leases, now, &lease);
   }
   bool evict = at->is_held == 0 && queued == 0 && is_suspended(at) &&
                residency_active(at->all->own, at->device);
@@ -224,8 +226,7 @@ static void sleep_deep(compute_state *all, compute_device *at, uint32_t ticket, 
   bool may_be_suspended = residency_possible(all->own, at->device);
   __atomic_store_n(&all->keeper.is_deep, 1, __ATOMIC_SEQ_CST);
   if (is_quiet(all) && !keeper_is_stopped(all)) {
-    uint64_t until = now + (may_be_suspended ? SUSPENDED_NS : DEEP_NS);
-    if (allot_lease_sleep(&at->leases, ticket, until)) at->is_called = 1;
+    allot_lease_sleep(&at->leases, ticket, now + (may_be_suspended ? SUSPENDED_NS : DEEP_NS));
   }
   __atomic_store_n(&all->keeper.is_deep, 0, __ATOMIC_SEQ_CST);
 }
@@ -252,7 +253,7 @@ static void *keep(void *context) {
     if (next == UINT64_MAX) {
       sleep_deep(all, sleeps_on, ticket, now);
     } else if (next > now + 200 * MICROSECOND) {
-      if (allot_lease_sleep(&sleeps_on->leases, ticket, next)) sleeps_on->is_called = 1;
+      allot_lease_sleep(&sleeps_on->leases, ticket, next);
     } else if (next > now) {
       struct timespec nap = {.tv_nsec = (long)(next - now)};
       nanosleep(&nap, NULL);
