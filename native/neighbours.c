@@ -162,8 +162,8 @@ static uint64_t read_facts(allot_leases *leases, uint64_t seats) {
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     if (!(seats & bit_of(seat))) continue;
     allot_neighbour *other = &leases->others[seat];
-    const unsigned buffer = ALLOT_ROOT_BUFFER(other->new_root) % (ALLOT_OWN_PLACES * 2);
-    const size_t at = offsetof(allot_leases_file, buffers) + sizeof(allot_seat_buffer) * buffer +
+    const size_t at = offsetof(allot_leases_file, buffers) +
+                      sizeof(allot_seat_buffer) * ALLOT_ROOT_BUFFER(other->new_root) +
                       offsetof(allot_seat_buffer, facts);
     add_part(leases, &parts, seat, 0, &other->mark, sizeof other->mark);
     add_part(leases, &parts, seat, at, &other->new_facts, sizeof other->new_facts);
@@ -171,19 +171,23 @@ static uint64_t read_facts(allot_leases *leases, uint64_t seats) {
   return read_parts(leases, &parts);
 }
 
-// Has anything new to be read, to be taken over?
+static bool is_buffer(unsigned number) {
+  return number < ALLOT_OWN_PLACES * 2;
+}
+
 static bool has_news(allot_neighbour *other) {
-  if (other->new_root == 0) other->facts.root = 0;  // nobody of it has begun
   if (other->new_root != other->facts.root) return true;
   store(&other->told, other->new_told);
   return false;
 }
 
 static bool take_over(allot_neighbour *other, uint64_t now) {
+  if (other->mark.magic != ALLOT_SEAT_MAGIC || other->mark.version != ALLOT_SEAT_VERSION) {
+    return false;
+  }
   store(&other->told, other->new_told);
-  other->facts = other->new_facts;
-  return other->mark.magic == ALLOT_SEAT_MAGIC && other->mark.version == ALLOT_SEAT_VERSION &&
-         ALLOT_ROOT_BUFFER(other->new_root) < ALLOT_OWN_PLACES * 2 && is_sound(other, now);
+  other->facts = other->new_root == 0 ? (allot_seat_facts){0} : other->new_facts;
+  return other->new_root == 0 || is_sound(other, now);  // 0: nobody of it has begun
 }
 
 // Reads what these seats have published since: those of them that are damaged.
@@ -195,13 +199,17 @@ static uint64_t refresh_facts(allot_leases *leases, uint64_t seats, uint64_t now
     seats &= ~damaged;
     for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
       if ((seats & bit_of(seat)) && !has_news(&leases->others[seat])) seats &= ~bit_of(seat);
+      const uint64_t root = leases->others[seat].new_root;
+      if ((seats & bit_of(seat)) && !is_buffer(ALLOT_ROOT_BUFFER(root))) damaged |= bit_of(seat);
     }
+    seats &= ~damaged;
     if (seats == 0) break;
     damaged |= read_facts(leases, seats);
     seats &= ~damaged;
     for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
       allot_neighbour *other = &leases->others[seat];
-      if (!(seats & bit_of(seat)) || other->new_facts.root != other->new_root) continue;
+      if (!(seats & bit_of(seat))) continue;
+      if (other->new_root != 0 && other->new_facts.root != other->new_root) continue;
       if (!take_over(other, now)) damaged |= bit_of(seat);
       seats &= ~bit_of(seat);
     }
