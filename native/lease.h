@@ -254,7 +254,9 @@ typedef struct allot_neighbour {
   uint64_t ended_root;     // all its processes had ended when it had published this
   uint64_t distrusted_ns;  // it is not believed until then
   uint32_t suspicions;
-  bool is_damaged;
+  uint64_t counted_ns;  // since when its messages are counted,
+  uint32_t counted;     // and what it had told us then
+  bool is_ignored;      // damaged or not believed: nobody waits for its messages
 } allot_neighbour;
 
 typedef struct allot_leases {

@@ -25,6 +25,8 @@
 #define MOST_DOUBLINGS 6
 #define LONGEST_DEBT_NS (3600000 * 1000000ll)
 #define ATTEMPTS 3
+#define COUNTED_NS (100 * 1000000ull)
+#define MOST_CALLS 1000u
 // A waiter looks every 50 ms: one that has not for so long is stopped, and would waste its turns.
 #define SILENT_NS (500 * 1000000ull)
 #define MOST_PARTS (2 * ALLOT_SEATS)
@@ -104,11 +106,12 @@ static bool is_own(const allot_leases *leases, int seat) {
 static void forget(allot_neighbour *other) {
   const allot_leases_file *file = other->file;
   store(&other->file, NULL);
-  store(&other->is_damaged, false);
+  store(&other->is_ignored, false);
   store(&other->told, 0u);
   if (file != NULL) munmap((void *)(uintptr_t)file, sizeof *file);
   other->facts = (allot_seat_facts){0};
   other->serial = other->skipped_ns = other->ended_root = other->distrusted_ns = 0;
+  other->counted_ns = 0;
   other->suspicions = 0;
 }
 
@@ -263,6 +266,15 @@ static bool is_believed(const allot_leases *leases, int seat, uint64_t now) {
   return other->facts.root != 0 && now >= other->distrusted_ns;
 }
 
+// Each message wakes this process. No turns need so many.
+static bool calls_too_often(allot_neighbour *other, uint64_t now) {
+  if (now >= other->counted_ns + COUNTED_NS) {
+    other->counted_ns = now;
+    other->counted = other->told;
+  }
+  return other->told - other->counted > MOST_CALLS;
+}
+
 static void refresh(allot_leases *leases, uint64_t now) {
   uint64_t seats = 0;
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
@@ -276,10 +288,14 @@ static void refresh(allot_leases *leases, uint64_t now) {
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     if (!(seats & bit_of(seat))) continue;
     allot_neighbour *other = &leases->others[seat];
-    store(&other->is_damaged, (damaged & bit_of(seat)) != 0);
-    if (other->is_damaged) other->facts.root = 0;
-    if (other->is_damaged && now >= other->distrusted_ns) neighbours_distrust(leases, seat, now);
-    note_distrust(leases, seat, now < other->distrusted_ns);
+    const bool is_damaged = (damaged & bit_of(seat)) != 0;
+    if (is_damaged) other->facts.root = 0;
+    if ((is_damaged || calls_too_often(other, now)) && now >= other->distrusted_ns) {
+      neighbours_distrust(leases, seat, now);
+    }
+    const bool is_distrusted = now < other->distrusted_ns;
+    store(&other->is_ignored, is_damaged || is_distrusted);
+    note_distrust(leases, seat, is_distrusted);
   }
 }
 
@@ -523,7 +539,7 @@ bool neighbours_head(const allot_leases *leases, const allot_lease_state *state,
 // is known of them meanwhile: then it also raises our own word.
 static bool speaks(const allot_leases *leases, int seat) {
   const allot_neighbour *other = &leases->others[seat];
-  return !is_own(leases, seat) && load(&other->file) != NULL && !load(&other->is_damaged);
+  return !is_own(leases, seat) && load(&other->file) != NULL && !load(&other->is_ignored);
 }
 
 bool neighbours_called(const allot_leases *leases) {

@@ -472,6 +472,32 @@ static void damaged_leases_are_put_right(void) {
   }
 }
 
+// Who wakes another without end is not heard for some time.
+static void storms_of_messages_are_not_heard(void) {
+  make_device();
+  allot_leases first, second;
+  int one = take_seat(ANYTHING_GOES);
+  join_seat(&first, one);
+  join_seat(&second, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  allot_lease lease;
+  allot_lease_want(&second, now, &lease);
+  CHECK(lease.held && !lease.alone);
+  for (int i = 0; i < 5000; i++) {
+    __atomic_add_fetch(&first.file->told[second.seat], 1, __ATOMIC_SEQ_CST);
+    if (i % 100 != 0) continue;
+    if (i < 1000) CHECK(allot_lease_is_called(&second));
+    allot_lease_look(&second, now += MS / 10, &lease);
+  }
+  CHECK(!allot_lease_is_called(&second) && (second.file->distrusted & 1u << one) != 0);
+  CHECK(lease.held && lease.alone);
+  allot_lease_look(&second, now + 11000 * MS, &lease);
+  CHECK(lease.held && !lease.alone && second.file->distrusted == 0);
+  allot_leases_close(&second);
+  allot_leases_close(&first);
+  remove_device();
+}
+
 int main(void) {
   slow_ns = monotonic_ns();
   turns_are_taken();
@@ -488,6 +514,7 @@ int main(void) {
   guarantees_are_not_promised_twice();
   damaged_files_are_refused();
   damaged_leases_are_put_right();
+  storms_of_messages_are_not_heard();
   puts("ok");
   return 0;
 }
