@@ -77,6 +77,31 @@ static void turns_are_taken(void) {
   remove_device();
 }
 
+// The first of two seats, whose word counts of equally new ones, waits: the other still knows best
+// for how long it has the lease.
+static void a_prolonged_lease_lasts(void) {
+  make_device();
+  allot_leases first, second;
+  join_seat(&first, take_seat(ANYTHING_GOES));
+  join_seat(&second, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  allot_lease lease;
+  allot_lease_want(&first, now, &lease);
+  allot_lease_want(&second, now + MS, &lease);
+  allot_lease_release(&first, 50 * MS, 0, false, now + 2 * MS, &lease);
+  allot_lease_charge(&second, 0, 0, now + 2 * MS, &lease);
+  CHECK(lease.held);
+  allot_lease_want(&first, now + 3 * MS, &lease);
+  CHECK(!lease.held);
+  allot_lease_charge(&second, 10 * MS, 0, now + 14 * MS, &lease);
+  CHECK(lease.held && lease.contended && !lease.yield);
+  allot_lease_look(&second, now + 15 * MS, &lease);
+  CHECK(lease.held && lease.contended && !lease.yield);
+  allot_leases_close(&second);
+  allot_leases_close(&first);
+  remove_device();
+}
+
 static void ceilings_are_told(void) {
   make_device();
   allot_leases own;
@@ -501,6 +526,7 @@ static void storms_of_messages_are_not_heard(void) {
 int main(void) {
   slow_ns = monotonic_ns();
   turns_are_taken();
+  a_prolonged_lease_lasts();
   ceilings_are_told();
   places_run_out_and_come_back();
   suspended_shares_get_no_lease();
