@@ -13,25 +13,13 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "lease_places.h"
 #include "mapping.h"
 #include "neighbours.h"
-#include "slots.h"
-
-// Crash tests define this to stop the process at each step of an operation.
-#ifndef LEASE_STEP
-#define LEASE_STEP(name) ((void)0)
-#endif
-
-#define MILLISECOND 1000000ull
 
 // A holder of our share that does not answer for so long is asked for: is it dead?
 #define DEAD_NS (2 * MILLISECOND)
@@ -51,22 +39,9 @@
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
 
-#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
-
 _Static_assert(ALLOT_OWN_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
 _Static_assert(ALLOT_PLACES_OF(ALLOT_SEAT_UNBOOKED) <= ALLOT_PLACES, "each seat has two");
 _Static_assert(sizeof(allot_lease_state) % 8 == 0, "states are copied by words");
-
-static uint64_t since(uint64_t later, uint64_t earlier) {
-  return later > earlier ? later - earlier : 0;
-}
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 // ---- the root ----
 
@@ -94,7 +69,7 @@ static const allot_seat_buffer *buffer_of(const allot_leases *leases, uint64_t r
 }
 
 // The root whose state was copied.
-static uint64_t read_state(const allot_leases *leases, allot_lease_state *state) {
+uint64_t lease_read_state(const allot_leases *leases, allot_lease_state *state) {
   for (;;) {
     uint64_t root = load(&leases->file->root);
     LEASE_STEP("reading");
@@ -211,7 +186,7 @@ static outcome decide(allot_leases *leases, const allot_event *events, int count
 }
 
 static void read_now(allot_leases *leases, allot_lease_state *state, uint64_t now_ns) {
-  read_state(leases, state);
+  lease_read_state(leases, state);
   allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
   neighbours_merge(leases, state, look.now_ns);
   allot_lease_decide(state, leases->contract, &look);
@@ -245,6 +220,10 @@ static outcome settle(allot_leases *leases, const allot_event *events, int count
   }
   leases->is_settling = false;
   return done;
+}
+
+void lease_settle(allot_leases *leases, const allot_event *events, int count) {
+  settle(leases, events, count);
 }
 
 static bool latency_is_active(const allot_lease_state *state, const allot_contract *contract,
@@ -316,7 +295,7 @@ static bool is_seated(const allot_leases *leases) {
 
 // The share was removed and its programs run on: they become best effort. A place that somebody
 // damaged is taken anew.
-static void keep_seat(allot_leases *leases, uint64_t now_ns) {
+void lease_keep_seat(allot_leases *leases, uint64_t now_ns) {
   uint64_t serial = load(&leases->contract->seats[leases->seat].serial);
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   bool is_booked = serial == leases->serial && (terms & ALLOT_TERMS_TAKEN);
@@ -328,10 +307,8 @@ static void keep_seat(allot_leases *leases, uint64_t now_ns) {
   allot_event moved = {
       .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
   store(&leases->file->heads[leases->place].pid, (int32_t)getpid());  // the file may be a fresh one
-  settle(leases, &moved, 1);
+  lease_settle(leases, &moved, 1);
 }
-
-static void reap(allot_leases *leases, uint64_t now_ns);
 
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
                 allot_lease *lease) {
@@ -344,7 +321,7 @@ static void act(allot_leases *leases, const allot_event *events, int count, uint
 }
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event event = {.kind = ALLOT_EVENT_WANT,
                        .place = leases->place,
                        .launch_ns = leases->launch_ns,
@@ -354,7 +331,7 @@ void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease)
 
 void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
                         allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event event = {.kind = ALLOT_EVENT_CHARGE,
                        .place = leases->place,
                        .used_ns = used_ns,
@@ -367,7 +344,7 @@ void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns
 
 void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
                          uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event events[2] = {
       {.kind = ALLOT_EVENT_RELEASE,
        .place = leases->place,
@@ -385,7 +362,7 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
   // Places of the dead would make a process that is alone believe that it is not.
   if (!lease->alone && since(now_ns, leases->reaped_ns) > REAP_NS) {
     leases->reaped_ns = now_ns;
-    reap(leases, now_ns);
+    lease_reap(leases, now_ns);
   }
 }
 
@@ -396,51 +373,7 @@ void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease)
   describe(leases, &state, ticket, now_ns, lease);
 }
 
-// ---- locks of places ----
-
-static int64_t byte_of(const allot_leases *leases, int place) {
-  return leases->lock_base + place;
-}
-
-// What a dead owner's work took that it could not charge itself. Its work ended with it, soon after
-// its last sign of life.
-static uint64_t left_by_dead(const allot_leases *leases, int place) {
-  const allot_place_head *head = &leases->file->heads[place];
-  uint64_t running = load(&head->running_ns);
-  if (load(&head->busy) == 0 || running == 0) return 0;
-  return since(load(&head->beat_ns), running);
-}
-
-// Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
-static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
-  LEASE_STEP("reaping");
-  if (allot_slot_try(descriptor, byte_of(leases, place)) != 1) return false;
-  LEASE_STEP("found dead");
-  allot_event ended = {.kind = ALLOT_EVENT_LEAVE,
-                       .place = place,
-                       .used_ns = left_by_dead(leases, place),
-                       .now_ns = now_ns};
-  // Charged once, whatever becomes of this process.
-  store(&leases->file->heads[place].busy, 0u);
-  settle(leases, &ended, 1);
-  store(&leases->file->heads[place].pid, 0);
-  allot_slot_release(descriptor, byte_of(leases, place));
-  return true;
-}
-
-// Frees the places of this share's dead processes.
-static void reap(allot_leases *leases, uint64_t now_ns) {
-  allot_lease_state state;
-  read_state(leases, &state);
-  int descriptor = open(leases->lock_path, O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return;
-  for (int place = 0; place < (int)ALLOT_OWN_PLACES; place++) {
-    if (place == leases->place || state.places[place].state == ALLOT_PLACE_FREE) continue;
-    free_if_dead(leases, descriptor, place, now_ns);
-  }
-  close(descriptor);
-  neighbours_look_for_dead(leases);
-}
+// ---- looking at the others ----
 
 // Does the holder run over its time without an end in sight? As long as its kernels end one after
 // another, what is queued will be over soon.
@@ -468,7 +401,7 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
   uint64_t silence = since(now_ns, heard);
   if (silence >= DEAD_NS && holder < (int)ALLOT_OWN_PLACES) {
     int descriptor = open(leases->lock_path, O_RDWR | O_CLOEXEC);
-    bool was_dead = descriptor >= 0 && free_if_dead(leases, descriptor, holder, now_ns);
+    bool was_dead = descriptor >= 0 && lease_free_if_dead(leases, descriptor, holder, now_ns);
     if (descriptor >= 0) close(descriptor);
     if (was_dead) return false;
   }
@@ -503,9 +436,9 @@ static void judge_wait(allot_leases *leases, const allot_lease_state *state, uin
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_lease_state state;
-  read_state(leases, &state);
+  lease_read_state(leases, &state);
   allot_event events[3];
   int count = 0;
   judge_wait(leases, &state, now_ns);
@@ -523,123 +456,4 @@ void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease
                                   .launch_ns = leases->launch_ns,
                                   .now_ns = now_ns};
   act(leases, events, count, now_ns, lease);
-}
-
-// ---- files ----
-
-static int check_heads(const allot_contract *contract, const allot_leases_file *file) {
-  if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_SEAT_MAGIC) return -EINVAL;
-  if (contract->version != ALLOT_CONTRACT_VERSION || file->version != ALLOT_SEAT_VERSION) {
-    return -EPROTO;
-  }
-  return 0;
-}
-
-int allot_leases_open(allot_leases *leases, const allot_leases_paths *paths, int seat,
-                      uint64_t serial) {
-  *leases = (allot_leases){
-      .seat = seat,
-      .serial = serial,
-      .place = -1,
-      .lock_base = ALLOT_PLACE_LOCK_BASE + (int64_t)ALLOT_OWN_PLACES * paths->device};
-  if (seat < 0 || seat >= (int)ALLOT_SEATS) return -EINVAL;
-  if (strlen(paths->seats) >= sizeof leases->seats_path) return -ENAMETOOLONG;
-  if (strlen(paths->lock) >= sizeof leases->lock_path) return -ENAMETOOLONG;
-  void *contract = NULL, *file = NULL;
-  int error = allot_map_file(paths->contract, sizeof(allot_contract), O_RDONLY, &contract);
-  if (error != 0) return error;
-  error = allot_map_file(paths->own, sizeof(allot_leases_file), O_RDWR, &file);
-  if (error == 0) {
-    error = check_heads(contract, file);
-    if (error != 0) munmap(file, sizeof(allot_leases_file));
-  }
-  if (error != 0) {
-    munmap(contract, sizeof(allot_contract));
-    return error;
-  }
-  leases->contract = contract;
-  leases->file = file;
-  strcpy(leases->seats_path, paths->seats);
-  strcpy(leases->lock_path, paths->lock);
-  strcpy(leases->own_path, paths->own);
-  keep_seat(leases, 0);
-  return 0;
-}
-
-void allot_leases_close(allot_leases *leases) {
-  allot_leases_leave(leases);
-  if (leases->contract != NULL) {
-    munmap((void *)(uintptr_t)leases->contract, sizeof(allot_contract));
-  }
-  if (leases->file != NULL) munmap(leases->file, sizeof(allot_leases_file));
-  neighbours_close(leases);
-  *leases = (allot_leases){.place = -1};
-}
-
-// ---- places ----
-
-// The place's states get their space now: a full disk is an error here, and no SIGBUS later.
-static int prepare_place(allot_leases *leases, int place) {
-  int descriptor = allot_open(leases->own_path, O_RDWR);
-  if (descriptor < 0) return descriptor;
-  off_t at =
-      (off_t)(offsetof(allot_leases_file, buffers) + sizeof(allot_seat_buffer) * 2 * (size_t)place);
-  int error = -posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_seat_buffer)));
-  // A sandbox that forbids asking is no full disk.
-  if (error != -ENOSPC && error != -EDQUOT && error != -EFBIG && error != -EIO) {
-    error = allot_slot_show(descriptor, ALLOT_PLACE_LOCK_BASE + place);
-  }
-  if (error == 0) error = allot_slot_keep(descriptor, &leases->life_map);
-  close(descriptor);
-  return error;
-}
-
-static void take_place(allot_leases *leases, int place) {
-  leases->place = place;
-  allot_place_head *head = &leases->file->heads[place];
-  store(&head->pid, (int32_t)getpid());
-  uint64_t now = now_ns(), left = left_by_dead(leases, place);
-  allot_lease_beat(leases, false, now);
-  allot_lease_tell_running(leases, 0);
-  LEASE_STEP("seated");
-  // Whatever a dead owner of the place had ends with this.
-  allot_event events[2] = {
-      {.kind = ALLOT_EVENT_LEAVE, .place = place, .used_ns = left, .now_ns = now},
-      {.kind = ALLOT_EVENT_JOIN, .place = place, .seat = leases->seat, .now_ns = now},
-  };
-  settle(leases, events, 2);
-  // Most of all after the machine was started again.
-  reap(leases, now);
-}
-
-static void unlock_place(allot_leases *leases) {
-  if (leases->place_map != NULL) munmap(leases->place_map, 1);
-  if (leases->life_map != NULL) munmap(leases->life_map, 1);
-  leases->place_map = leases->life_map = NULL;
-}
-
-int allot_leases_join(allot_leases *leases) {
-  if (leases->place >= 0) return 0;
-  int descriptor = allot_open(leases->lock_path, O_RDWR);
-  if (descriptor < 0) return descriptor;
-  int place =
-      allot_slot_claim(descriptor, leases->lock_base, (int)ALLOT_OWN_PLACES, &leases->place_map);
-  close(descriptor);
-  int error = place < 0 ? place : prepare_place(leases, place);
-  if (error != 0) {
-    unlock_place(leases);
-    return error;
-  }
-  take_place(leases, place);
-  return 0;
-}
-
-void allot_leases_leave(allot_leases *leases) {
-  if (leases->place < 0) return;
-  allot_event event = {.kind = ALLOT_EVENT_LEAVE, .place = leases->place, .now_ns = now_ns()};
-  settle(leases, &event, 1);
-  int place = leases->place;
-  leases->place = -1;
-  store(&leases->file->heads[place].pid, 0);
-  unlock_place(leases);
 }

@@ -373,7 +373,7 @@ static bool is_robbery(const allot_leases *leases, const allot_lease_state *stat
   return !was_silent && !was_long && newest->epoch > claimed + ALLOT_STOPPED_NS;
 }
 
-static bool loses(const allot_leases *leases, const allot_lease_state *state, const word *newest) {
+static bool loses(const allot_lease_state *state, const word *newest) {
   return newest->author >= 0 && state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES &&
          state->places[state->holder].state == ALLOT_PLACE_HOLDING &&
          !(newest->names_us && newest->slot == (unsigned)state->holder);
@@ -453,11 +453,11 @@ static int seat_holder(const allot_leases *leases, allot_lease_state *state, con
 void neighbours_merge(allot_leases *leases, allot_lease_state *state, uint64_t now_ns) {
   refresh(leases, now_ns);
   word newest = newest_word(leases, state, now_ns);
-  while (loses(leases, state, &newest) && is_robbery(leases, state, &newest)) {
+  while (loses(state, &newest) && is_robbery(leases, state, &newest)) {
     neighbours_distrust(leases, newest.author, now_ns);
     newest = newest_word(leases, state, now_ns);
   }
-  if (loses(leases, state, &newest)) {
+  if (loses(state, &newest)) {
     allot_place_state *loser = &state->places[state->holder];
     if (leases->is_settling) {
       loser->state = ALLOT_PLACE_WAITING;  // its process was not told that it has the lease

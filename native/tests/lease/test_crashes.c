@@ -10,6 +10,7 @@ static void step(const char *name);
 #define LEASE_STEP(name) step(name)
 #include "../../contract.c"
 #include "../../lease.c"
+#include "../../lease_places.c"
 #include "../../neighbours.c"
 
 #include "lease_test.h"

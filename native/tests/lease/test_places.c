@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease.c neighbours.c lease_core.c lease_view.c contract.c
+// sources: lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
 // Places: they outlive closed descriptors, end with their process and not with its children's, run
 // out with a clear error. Seats: who has lost one goes on as best effort. Damaged files are
 // refused.

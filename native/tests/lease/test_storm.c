@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease.c neighbours.c lease_core.c lease_view.c contract.c
+// sources: lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
 // Processes of several threads take turns while some are killed or stopped and seats change hands.
 // Nobody works beside somebody who holds the lease, work goes on, and nobody is forgotten.
 #include <pthread.h>
