@@ -300,8 +300,8 @@ void lease_keep_seat(allot_leases *leases, uint64_t now_ns) {
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   bool is_booked = serial == leases->serial && (terms & ALLOT_TERMS_TAKEN);
   if (!is_booked) {
-    leases->seat = ALLOT_SEAT_UNBOOKED;
-    leases->serial = load(&leases->contract->seats[leases->seat].serial);
+    store(&leases->seat, (int)ALLOT_SEAT_UNBOOKED);  // another thread may be going to sleep
+    store(&leases->serial, load(&leases->contract->seats[leases->seat].serial));
   }
   if (leases->place < 0 || is_seated(leases)) return;
   allot_event moved = {

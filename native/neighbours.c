@@ -98,9 +98,15 @@ static uint64_t read_parts(const allot_leases *leases, reading *parts) {
 
 // ---- one neighbour ----
 
+// Where this share's messages are. One that was removed has no seat any more, from some moment on.
+static size_t told_at(const allot_leases *leases) {
+  return offsetof(allot_leases_file, told) + sizeof(uint32_t) * (unsigned)load(&leases->seat);
+}
+
 // Until a process notices that its seat is another share's, that one is a neighbour.
 static bool is_own(const allot_leases *leases, int seat) {
-  return seat == leases->seat && load(&leases->contract->seats[seat].serial) == leases->serial;
+  return seat == load(&leases->seat) &&
+         load(&leases->contract->seats[seat].serial) == load(&leases->serial);
 }
 
 static void forget(allot_neighbour *other) {
@@ -151,9 +157,7 @@ static uint64_t read_heads(allot_leases *leases, uint64_t seats) {
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     if (!(seats & bit_of(seat))) continue;
     allot_neighbour *other = &leases->others[seat];
-    const size_t told =
-        offsetof(allot_leases_file, told) + sizeof other->new_told * (unsigned)leases->seat;
-    add_part(leases, &parts, seat, told, &other->new_told, sizeof other->new_told);
+    add_part(leases, &parts, seat, told_at(leases), &other->new_told, sizeof other->new_told);
     add_part(leases, &parts, seat, offsetof(allot_leases_file, root), &other->new_root,
              sizeof other->new_root);
   }
@@ -547,9 +551,7 @@ bool neighbours_called(const allot_leases *leases) {
   reading parts = {.count = 0};
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     if (!speaks(leases, seat)) continue;
-    add_part(leases, &parts, seat,
-             offsetof(allot_leases_file, told) + sizeof *seen * (unsigned)leases->seat, &seen[seat],
-             sizeof *seen);
+    add_part(leases, &parts, seat, told_at(leases), &seen[seat], sizeof *seen);
   }
   if (parts.count == 0) return false;
   const uint64_t failed = read_parts(leases, &parts);
@@ -568,7 +570,7 @@ int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct t
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     if (!speaks(leases, seat)) continue;
     const allot_neighbour *other = &leases->others[seat];
-    const uint32_t *word = &load(&other->file)->told[leases->seat];
+    const char *word = (const char *)load(&other->file) + told_at(leases);
     words[count++] = (struct futex_waitv){
         .val = load(&other->told), .uaddr = (uint64_t)(uintptr_t)word, .flags = FUTEX_32};
   }
