@@ -12,7 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "bus_guard.h"
 #include "lease.h"
 #include "mapping.h"
 
@@ -62,20 +61,25 @@ static int create_file(const char *directory, const char *name, const part parts
 static const struct {
   uint64_t magic;
   uint32_t version;
-} leases_head = {ALLOT_LEASES_MAGIC, ALLOT_LEASE_VERSION};
+} seat_head = {ALLOT_SEAT_MAGIC, ALLOT_SEAT_VERSION};
 static const allot_lease_state first_state = {.holder = -1, .next = -1};
 
-#define LEASES_SIZE sizeof(allot_leases_file)
-#define FIRST_STATE offsetof(allot_leases_file, states)
-#define LEASES_BEGUN (FIRST_STATE + sizeof(allot_lease_state))
+#define SEAT_SIZE sizeof(allot_leases_file)
+#define FIRST_BUFFER offsetof(allot_leases_file, buffers)
+#define FIRST_STATE (FIRST_BUFFER + offsetof(allot_seat_buffer, state))
+#define SEAT_BEGUN (FIRST_BUFFER + sizeof(allot_seat_buffer))
 
-// What a file of leases begins with, apart from zeros.
-static const part fresh_leases[2] = {{0, &leases_head, sizeof leases_head},
-                                     {FIRST_STATE, &first_state, sizeof first_state}};
+// What a seat's file begins with, apart from zeros.
+static const part fresh_seat[2] = {{0, &seat_head, sizeof seat_head},
+                                   {FIRST_STATE, &first_state, sizeof first_state}};
+
+static int seats_folder(const char *directory, char *path, size_t size) {
+  return allot_path_in(directory, "seats", path, size);
+}
 
 int allot_contract_create(const char *directory, const char *uuid) {
   allot_contract contract = {.magic = ALLOT_CONTRACT_MAGIC,
-                             .version = ALLOT_LEASE_VERSION,
+                             .version = ALLOT_CONTRACT_VERSION,
                              .generation = 1,
                              .serial = 1,
                              .quantum_us = QUANTUM_US};
@@ -84,31 +88,16 @@ int allot_contract_create(const char *directory, const char *uuid) {
   contract.seats[ALLOT_SEAT_UNBOOKED] = (allot_contract_seat){
       .terms = ALLOT_TERMS(0, ALLOT_WHOLE, 100, ALLOT_CLASS_BESTEFFORT, ALLOT_TERMS_TAKEN),
       .serial = 1};
-  // First the leases: a contract that is there has them.
+  // First the folder: a contract that is there has it.
   const part of_contract[2] = {{0, &contract, sizeof contract}, {0, "", 0}};
-  int error = create_file(directory, "leases", fresh_leases, LEASES_BEGUN, LEASES_SIZE);
-  if (error != 0 && error != -EEXIST) return error;
+  char seats[4096];
+  int error = seats_folder(directory, seats, sizeof seats);
+  if (error != 0) return error;
+  if (mkdir(seats, 0755) != 0 && errno != EEXIST) return -errno;
   return create_file(directory, "contract", of_contract, sizeof contract, sizeof contract);
 }
 
 // ---- mending ----
-
-// Is this a device of ours, so that its `leases` are to be as we make them?
-static int check_contract(const char *directory) {
-  char path[4096];
-  int error = allot_path_in(directory, "contract", path, sizeof path);
-  if (error != 0) return error;
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (descriptor < 0) return -errno;
-  struct {
-    uint64_t magic;
-    uint32_t version;
-  } head = {0};
-  if (pread(descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) error = -EINVAL;
-  close(descriptor);
-  if (error == 0 && head.magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
-  return error == 0 && head.version != ALLOT_LEASE_VERSION ? -EPROTO : error;
-}
 
 typedef struct damage {
   bool is_short, has_bad_head, has_bad_root;
@@ -125,9 +114,9 @@ static int look_for_damage(int descriptor, damage *found) {
   memcpy(&version, (const char *)words + offsetof(allot_leases_file, version), sizeof version);
   uint64_t root = words[offsetof(allot_leases_file, root) / sizeof(uint64_t)];
   *found = (damage){
-      .is_short = (uint64_t)status.st_size < LEASES_SIZE,
-      .has_bad_head = words[0] != ALLOT_LEASES_MAGIC || version != ALLOT_LEASE_VERSION,
-      .has_bad_root = ALLOT_ROOT_BUFFER(root) >= ALLOT_PLACES * 2,
+      .is_short = (uint64_t)status.st_size < SEAT_SIZE,
+      .has_bad_head = words[0] != ALLOT_SEAT_MAGIC || version != ALLOT_SEAT_VERSION,
+      .has_bad_root = ALLOT_ROOT_BUFFER(root) >= ALLOT_OWN_PLACES * 2,
   };
   return 0;
 }
@@ -140,29 +129,25 @@ static bool is_damaged(const damage *found) {
 // opens it before all is there.
 static int restore(int descriptor, const damage *found) {
   if (found->is_short) {
-    if (ftruncate(descriptor, (off_t)LEASES_SIZE) != 0) return -errno;
-    int error = posix_fallocate(descriptor, 0, (off_t)LEASES_BEGUN);
+    if (ftruncate(descriptor, (off_t)SEAT_SIZE) != 0) return -errno;
+    int error = posix_fallocate(descriptor, 0, (off_t)SEAT_BEGUN);
     if (error != 0) return -error;
   }
   if (found->is_short || found->has_bad_root) {
     const uint64_t none = 0;  // the first state is in force, and it says that nobody has a turn
     const part root = {offsetof(allot_leases_file, root), &none, sizeof none};
-    if (!write_part(descriptor, &fresh_leases[1]) || !write_part(descriptor, &root)) return -EIO;
+    if (!write_part(descriptor, &fresh_seat[1]) || !write_part(descriptor, &root)) return -EIO;
   }
-  return write_part(descriptor, &fresh_leases[0]) ? 0 : -EIO;
+  return write_part(descriptor, &fresh_seat[0]) ? 0 : -EIO;
 }
 
-int allot_leases_mend(const char *directory) {
-  char path[4096];
-  int error = check_contract(directory);
-  if (error == 0) error = allot_path_in(directory, "leases", path, sizeof path);
-  if (error != 0) return error;
+int allot_leases_mend(const char *path) {
   // Who may only read it can still tell that it is whole.
   int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (descriptor < 0) descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (descriptor < 0) return -errno;
   damage found = {0};
-  error = look_for_damage(descriptor, &found);
+  int error = look_for_damage(descriptor, &found);
   const bool was_damaged = error == 0 && is_damaged(&found);
   if (was_damaged) error = restore(descriptor, &found);
   close(descriptor);
@@ -180,7 +165,7 @@ static int open_contract(const char *directory, allot_contract **contract) {
   if (error != 0) return error;
   *contract = mapped;
   if ((*contract)->magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
-  if (error == 0 && (*contract)->version != ALLOT_LEASE_VERSION) error = -EPROTO;
+  if (error == 0 && (*contract)->version != ALLOT_CONTRACT_VERSION) error = -EPROTO;
   if (error != 0) munmap(mapped, sizeof **contract);
   return error;
 }
@@ -189,25 +174,35 @@ static void close_contract(allot_contract *contract) {
   munmap(contract, sizeof *contract);
 }
 
-// The programs of shares can cut this file short: guarded.
-static int wake_places(void *argument) {
-  allot_leases_file *file = argument;
-  for (unsigned place = 0; place < ALLOT_PLACES; place++) {
-    if (load(&file->heads[place].pid) == 0) continue;
-    __atomic_add_fetch(&file->heads[place].wake, 1, __ATOMIC_SEQ_CST);
-    syscall(SYS_futex, &file->heads[place].wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+// A share's programs can cut its file short: the kernel meets that with an error where it raises
+// the word for us, and no load or store of ours touches it.
+static void wake_places(const char *seats, uint64_t serial) {
+  char path[4096];
+  void *mapped = NULL;
+  const size_t size = offsetof(allot_leases_file, buffers);
+  if (allot_seat_path(seats, serial, path, sizeof path) != 0) return;
+  int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return;
+  if (allot_map(descriptor, size, size, PROT_READ | PROT_WRITE, &mapped) == 0) {
+    allot_leases_file *file = mapped;
+    const int raise = FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0);
+    for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
+      uint32_t *word = &file->heads[place].wake;
+      syscall(SYS_futex, word, FUTEX_WAKE_OP, INT_MAX, NULL, word, raise);
+    }
+    munmap(mapped, size);
   }
-  return 0;
+  close(descriptor);
 }
 
 // Wakes whoever waits for a turn, or holds one, to look at the new terms.
-static void wake_all(const char *directory) {
-  const size_t size = offsetof(allot_leases_file, states);
-  void *mapped = NULL;
-  int error = allot_map_in(directory, "leases", size, O_RDWR, &mapped);
-  if (error != 0) return;
-  allot_guarded(wake_places, mapped);
-  munmap(mapped, size);
+static void wake_all(const char *directory, const allot_contract *contract) {
+  char seats[4096];
+  if (seats_folder(directory, seats, sizeof seats) != 0) return;
+  for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
+    const allot_contract_seat *one = &contract->seats[seat];
+    if (load(&one->terms) & ALLOT_TERMS_TAKEN) wake_places(seats, load(&one->serial));
+  }
 }
 
 static bool is_promised_too_much(const allot_contract *contract, int changed, uint64_t terms) {
@@ -250,6 +245,19 @@ static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
   LEASE_STEP("counted");
 }
 
+static int create_seat(const char *directory, uint64_t serial) {
+  char seats[4096], name[32];
+  int error = seats_folder(directory, seats, sizeof seats);
+  snprintf(name, sizeof name, "%llu", (unsigned long long)serial);
+  return error != 0 ? error : create_file(seats, name, fresh_seat, SEAT_BEGUN, SEAT_SIZE);
+}
+
+static void remove_seat(const char *directory, uint64_t serial) {
+  char seats[4096], path[4096];
+  if (seats_folder(directory, seats, sizeof seats) != 0) return;
+  if (allot_seat_path(seats, serial, path, sizeof path) == 0) unlink(path);
+}
+
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
                         uint64_t *serial) {
   allot_contract *contract = NULL;
@@ -269,12 +277,20 @@ int allot_contract_take(const char *directory, const char *share_id, uint64_t te
     LEASE_STEP("numbered");
     store(&one->serial, *serial);
     LEASE_STEP("seated");
+    result = create_seat(directory, *serial);
+    if (result != 0) break;
     put_terms(contract, seat, terms | ALLOT_TERMS_TAKEN);
     result = seat;
   }
+  if (result >= 0) wake_all(directory, contract);
   close_contract(contract);
-  if (result >= 0) wake_all(directory);
   return result;
+}
+
+static void wake_places_of_freed(const char *directory, uint64_t serial) {
+  char seats[4096];
+  if (seats_folder(directory, seats, sizeof seats) == 0) wake_places(seats, serial);
+  remove_seat(directory, serial);
 }
 
 static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
@@ -289,9 +305,11 @@ static int change(const char *directory, int seat, uint64_t serial, uint64_t ter
     error = -ERANGE;
   } else {
     put_terms(contract, seat, terms);
+    wake_all(directory, contract);
+    // Its programs, if any are left, go on without a seat.
+    if (!(terms & ALLOT_TERMS_TAKEN)) wake_places_of_freed(directory, serial);
   }
   close_contract(contract);
-  if (error == 0) wake_all(directory);
   return error;
 }
 

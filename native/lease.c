@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases between processes: each decision of lease_core.c becomes one compare-and-swap.
 //
-// A process copies the state in force into a state of its own place, lets the core change the copy,
-// and swaps the file's root to name it. Whoever was faster makes the swap fail, and all is done
-// again from the newer state. Nobody ever holds anything that another waits for, so a process may
-// be killed or stopped at any instruction; docs/designs/compute.md has the argument.
+// A process copies its share's state in force into a state of its own place, takes over what the
+// other shares publish (neighbours.h), lets the core change the copy, and swaps the file's root to
+// name it. Whoever was faster makes the swap fail, and all is done again from the newer state.
+// Nobody ever holds anything that another waits for, so a process may be killed or stopped at any
+// instruction; docs/designs/compute.md has the argument.
 #include "lease.h"
 
 #include <errno.h>
@@ -12,52 +13,35 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "lease_places.h"
 #include "mapping.h"
-#include "slots.h"
+#include "neighbours.h"
 
-// Crash tests define this to stop the process at each step of an operation.
-#ifndef LEASE_STEP
-#define LEASE_STEP(name) ((void)0)
-#endif
-
-#define MILLISECOND 1000000ull
-
-// A holder that does not answer for so long is asked for (is it dead?), and evicted.
+// A holder of our share that does not answer for so long is asked for: is it dead?
 #define DEAD_NS (2 * MILLISECOND)
-#define STOPPED_NS (25 * MILLISECOND)
-// A kernel may run over its lease for so long before the others start beside it: it may be waiting
-// for one of theirs.
-#define OVERRUN_NS (1000 * MILLISECOND)
 #define LONGEST_OVERRUN_NS (10000 * MILLISECOND)
 // Who is not next looks at the others only so often.
 #define PATIENCE_NS (20 * MILLISECOND)
 #define LONGEST_SLEEP_NS (50 * MILLISECOND)
+#define DEAF_NS MILLISECOND
+#define LOOKS 8
 #define REAP_NS (1000 * MILLISECOND)
 // Others keep their queues short for so long after a latency share's last work.
 #define LATENCY_NS (1000 * MILLISECOND)
-// As in lease_core.c: times further ahead are of nowhere.
-#define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
+// Who is owed something waits no longer than this, and the turns of the others that make up its
+// own.
+#define STARVED_NS (10000 * MILLISECOND)
+#define TURNS_NS (40 * MILLISECOND)
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
 
-#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
-
-_Static_assert(ALLOT_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
+_Static_assert(ALLOT_OWN_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
+_Static_assert(ALLOT_PLACES_OF(ALLOT_SEAT_UNBOOKED) <= ALLOT_PLACES, "each seat has two");
 _Static_assert(sizeof(allot_lease_state) % 8 == 0, "states are copied by words");
-
-static uint64_t since(uint64_t later, uint64_t earlier) {
-  return later > earlier ? later - earlier : 0;
-}
 
 // ---- the root ----
 
@@ -70,55 +54,59 @@ static uint64_t next_root(uint64_t root, unsigned buffer, const allot_lease_stat
 }
 
 // Other processes may write the source meanwhile; the root tells afterwards.
-__attribute__((no_sanitize("thread"))) static void copy_state(allot_lease_state *to,
-                                                              const allot_lease_state *from) {
-  uint64_t *target = (uint64_t *)(void *)to;
-  const uint64_t *source = (const uint64_t *)(const void *)from;
-  for (size_t i = 0; i < sizeof *to / sizeof *target; i++) {
+__attribute__((no_sanitize("thread"))) static void copy_words(void *to, const void *from,
+                                                              size_t size) {
+  uint64_t *target = to;
+  const uint64_t *source = from;
+  for (size_t i = 0; i < size / sizeof *target; i++) {
     target[i] = __atomic_load_n(&source[i], __ATOMIC_RELAXED);
   }
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
 
-static const allot_lease_state *state_of(const allot_leases *leases, uint64_t root) {
-  return &leases->file->states[ALLOT_ROOT_BUFFER(root) % (ALLOT_PLACES * 2)];
+static const allot_seat_buffer *buffer_of(const allot_leases *leases, uint64_t root) {
+  return &leases->file->buffers[ALLOT_ROOT_BUFFER(root) % (ALLOT_OWN_PLACES * 2)];
 }
 
 // The root whose state was copied.
-static uint64_t read_state(const allot_leases *leases, allot_lease_state *state) {
+uint64_t lease_read_state(const allot_leases *leases, allot_lease_state *state) {
   for (;;) {
     uint64_t root = load(&leases->file->root);
     LEASE_STEP("reading");
-    copy_state(state, state_of(leases, root));
+    copy_words(state, &buffer_of(leases, root)->state, sizeof *state);
     if (load(&leases->file->root) == root) return root;
   }
 }
 
-void allot_leases_read(const allot_leases *leases, allot_lease_state *state) {
-  read_state(leases, state);
-}
-
 // ---- messages ----
 
-static void wake(allot_leases_file *file, int place) {
+static void wake(const allot_leases *leases, const allot_lease_state *state, int place) {
   if (place < 0 || place >= (int)ALLOT_PLACES) return;
-  uint32_t *word = &file->heads[place].wake;
+  uint32_t *word = place < (int)ALLOT_OWN_PLACES
+                       ? &leases->file->heads[place].wake
+                       : &leases->file->told[state->places[place].seat % ALLOT_SEATS];
   __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void allot_lease_wake_own(const allot_leases *leases) {
-  wake(leases->file, leases->place);
+  wake(leases, NULL, leases->place);
+}
+
+bool allot_lease_is_called(const allot_leases *leases) {
+  return neighbours_called(leases);
 }
 
 void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-  uint64_t left = since(until_ns, now_ns);
-  if (left == 0) return;
-  struct timespec patience = {.tv_sec = (time_t)(left / 1000000000u),
-                              .tv_nsec = (long)(left % 1000000000u)};
+  const uint64_t now = now_ns();
+  if (until_ns <= now) return;
+  struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                           .tv_nsec = (long)(until_ns % 1000000000u)};
+  int error = neighbours_sleep(leases, ticket, &until);
+  if (error != -ENOSYS && error != -EPERM && error != -EFAULT) return;
+  // A file that was cut short, or a kernel before 5.16: others are heard at the next look.
+  uint64_t left = until_ns - now < DEAF_NS ? until_ns - now : DEAF_NS;
+  struct timespec patience = {.tv_nsec = (long)left};
   syscall(SYS_futex, &leases->file->heads[leases->place].wake, FUTEX_WAIT, ticket, &patience, NULL,
           0);
 }
@@ -128,9 +116,41 @@ void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t unt
 typedef struct outcome {
   uint64_t old_root, root;
   uint64_t old_epoch;
-  int old_holder;
   allot_lease_state *state;  // the one in force, until the next
+  bool concerns_others;      // somebody else has the lease, or waits
 } outcome;
+
+// The core credits whoever lent its time; the others keep their accounts themselves.
+static void note_lent(allot_seat_buffer *draft, const uint64_t before[ALLOT_SEATS]) {
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_seat_state *lender = &draft->state.seats[seat];
+    if (lender->lent_ns <= before[seat]) continue;
+    if (draft->lent[seat].serial != lender->serial) {
+      draft->lent[seat] = (allot_lent){.serial = lender->serial};
+    }
+    draft->lent[seat].lent_ns += lender->lent_ns - before[seat];
+  }
+}
+
+// From what the shares publish to what this one publishes next.
+static void change_state(allot_leases *leases, allot_seat_buffer *draft, const allot_event *events,
+                         int count) {
+  allot_lease_state *state = &draft->state;
+  neighbours_merge(leases, state, events[0].now_ns);
+  LEASE_STEP("merged");
+  const uint64_t epoch = state->epoch;
+  const int holder = state->holder;
+  uint64_t lent[ALLOT_SEATS];
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) lent[seat] = state->seats[seat].lent_ns;
+  for (int i = 0; i < count; i++) allot_lease_decide(state, leases->contract, &events[i]);
+  if (state->epoch != epoch || state->holder != holder) {
+    // The newest word counts: later than all that were known.
+    state->epoch = epoch < state->now_ns ? state->now_ns : epoch + 1;
+    leases->author = -1;
+  }
+  lent[leases->seat] = UINT64_MAX;
+  note_lent(draft, lent);
+}
 
 static outcome decide(allot_leases *leases, const allot_event *events, int count) {
   allot_leases_file *file = leases->file;
@@ -139,22 +159,41 @@ static outcome decide(allot_leases *leases, const allot_event *events, int count
     // Never the one in force: others may be reading it.
     unsigned buffer = (unsigned)leases->place * 2;
     if (ALLOT_ROOT_BUFFER(root) == buffer) buffer++;
-    allot_lease_state *draft = &file->states[buffer];
-    copy_state(draft, state_of(leases, root));
+    allot_seat_buffer *draft = &file->buffers[buffer];
+    copy_words(draft->lent, buffer_of(leases, root)->lent, sizeof draft->lent);
+    copy_words(&draft->state, &buffer_of(leases, root)->state, sizeof draft->state);
     LEASE_STEP("copied");
     if (load(&file->root) != root) continue;
-    outcome done = {
-        .old_root = root, .old_epoch = draft->epoch, .old_holder = draft->holder, .state = draft};
-    for (int i = 0; i < count; i++) allot_lease_decide(draft, leases->contract, &events[i]);
+    outcome done = {.old_root = root, .old_epoch = draft->state.epoch, .state = &draft->state};
+    change_state(leases, draft, events, count);
     LEASE_STEP("decided");
-    done.root = next_root(root, buffer, draft);
+    done.root = next_root(root, buffer, done.state);
+    neighbours_publish(leases, draft, done.root);
+    done.concerns_others = done.state->epoch != done.old_epoch ||
+                           draft->facts.waiting != load(&buffer_of(leases, root)->facts.waiting);
     uint64_t expected = root;
-    if (__atomic_compare_exchange_n(&file->root, &expected, done.root, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-      LEASE_STEP("swapped");
-      return done;
+    if (!__atomic_compare_exchange_n(&file->root, &expected, done.root, false, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST)) {
+      continue;
     }
+    LEASE_STEP("swapped");
+    if (done.state->epoch != done.old_epoch && ALLOT_ROOT_HOLDER(done.root) >= 0) {
+      uint64_t now = now_ns();
+      store(&file->claimed_ns, now > done.state->now_ns ? now : done.state->now_ns);
+    }
+    return done;
   }
+}
+
+static void read_now(allot_leases *leases, allot_lease_state *state, uint64_t now_ns) {
+  lease_read_state(leases, state);
+  allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
+  neighbours_merge(leases, state, look.now_ns);
+  allot_lease_decide(state, leases->contract, &look);
+}
+
+void allot_leases_read(allot_leases *leases, allot_lease_state *state) {
+  read_now(leases, state, now_ns());
 }
 
 // Tells those whom the decision concerns: the new holder, and one that has to give way now.
@@ -164,8 +203,27 @@ static void tell(const allot_leases *leases, const outcome *done) {
   bool pressed =
       ALLOT_ROOT_CONTENDED(done->root) &&
       (!ALLOT_ROOT_CONTENDED(done->old_root) || done->state->expires_ns <= done->state->now_ns);
-  if (holder != leases->place && (granted || pressed)) wake(leases->file, holder);
+  if (holder != leases->place && (granted || pressed)) wake(leases, done->state, holder);
   LEASE_STEP("told");
+}
+
+// Decides, and tells whom it concerns. Two shares may decide at the same time without knowing of
+// each other: both look again once they have published, so that one of them knows.
+static outcome settle(allot_leases *leases, const allot_event *events, int count) {
+  outcome done = decide(leases, events, count);
+  tell(leases, &done);
+  const allot_event look = {.kind = ALLOT_EVENT_LOOK, .now_ns = events[0].now_ns};
+  for (int i = 0; i < LOOKS && done.concerns_others && neighbours_moved(leases); i++) {
+    leases->is_settling = true;
+    done = decide(leases, &look, 1);
+    tell(leases, &done);
+  }
+  leases->is_settling = false;
+  return done;
+}
+
+void lease_settle(allot_leases *leases, const allot_event *events, int count) {
+  settle(leases, events, count);
 }
 
 static bool latency_is_active(const allot_lease_state *state, const allot_contract *contract,
@@ -229,7 +287,7 @@ static void describe(const allot_leases *leases, const allot_lease_state *state,
 // does no harm when the one that is looked at is being replaced.
 static bool is_seated(const allot_leases *leases) {
   const allot_place_state *own =
-      &state_of(leases, load(&leases->file->root))->places[leases->place];
+      &buffer_of(leases, load(&leases->file->root))->state.places[leases->place];
   return __atomic_load_n(&own->state, __ATOMIC_RELAXED) != ALLOT_PLACE_FREE &&
          __atomic_load_n(&own->seat, __ATOMIC_RELAXED) == leases->seat &&
          __atomic_load_n(&own->serial, __ATOMIC_RELAXED) == (uint32_t)leases->serial;
@@ -237,35 +295,33 @@ static bool is_seated(const allot_leases *leases) {
 
 // The share was removed and its programs run on: they become best effort. A place that somebody
 // damaged is taken anew.
-static void keep_seat(allot_leases *leases, uint64_t now_ns) {
+void lease_keep_seat(allot_leases *leases, uint64_t now_ns) {
   uint64_t serial = load(&leases->contract->seats[leases->seat].serial);
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   bool is_booked = serial == leases->serial && (terms & ALLOT_TERMS_TAKEN);
   if (!is_booked) {
-    leases->seat = ALLOT_SEAT_UNBOOKED;
-    leases->serial = load(&leases->contract->seats[leases->seat].serial);
+    store(&leases->seat, (int)ALLOT_SEAT_UNBOOKED);  // another thread may be going to sleep
+    store(&leases->serial, load(&leases->contract->seats[leases->seat].serial));
   }
   if (leases->place < 0 || is_seated(leases)) return;
   allot_event moved = {
       .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
   store(&leases->file->heads[leases->place].pid, (int32_t)getpid());  // the file may be a fresh one
-  outcome done = decide(leases, &moved, 1);
-  tell(leases, &done);
+  lease_settle(leases, &moved, 1);
 }
-
-static void reap(allot_leases *leases, uint64_t now_ns);
 
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
                 allot_lease *lease) {
   // Drawn before the decision: whatever is decided later is told later.
   uint32_t ticket = load(&leases->file->heads[leases->place].wake);
-  outcome done = decide(leases, events, count);
+  outcome done = settle(leases, events, count);
   describe(leases, done.state, ticket, now_ns, lease);
-  tell(leases, &done);
+  leases->promised_ns = lease->retry_ns;
+  if (lease->held) leases->waiting_ns = 0;
 }
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event event = {.kind = ALLOT_EVENT_WANT,
                        .place = leases->place,
                        .launch_ns = leases->launch_ns,
@@ -275,7 +331,7 @@ void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease)
 
 void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
                         allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event event = {.kind = ALLOT_EVENT_CHARGE,
                        .place = leases->place,
                        .used_ns = used_ns,
@@ -288,7 +344,7 @@ void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns
 
 void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
                          uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_event events[2] = {
       {.kind = ALLOT_EVENT_RELEASE,
        .place = leases->place,
@@ -306,215 +362,98 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
   // Places of the dead would make a process that is alone believe that it is not.
   if (!lease->alone && since(now_ns, leases->reaped_ns) > REAP_NS) {
     leases->reaped_ns = now_ns;
-    reap(leases, now_ns);
+    lease_reap(leases, now_ns);
   }
 }
 
-void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
   uint32_t ticket = leases->place < 0 ? 0 : load(&leases->file->heads[leases->place].wake);
   allot_lease_state state;
-  read_state(leases, &state);
+  read_now(leases, &state, now_ns);
   describe(leases, &state, ticket, now_ns, lease);
 }
 
-// ---- locks of places ----
-
-static int64_t byte_of(int place) {
-  return ALLOT_PLACE_LOCK_BASE + place;
-}
-
-// What a dead owner's work took that it could not charge itself. Its work ended with it, soon after
-// its last sign of life.
-static uint64_t left_by_dead(const allot_leases *leases, int place) {
-  const allot_place_head *head = &leases->file->heads[place];
-  uint64_t running = load(&head->running_ns);
-  if (load(&head->busy) == 0 || running == 0) return 0;
-  return since(load(&head->beat_ns), running);
-}
-
-// Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
-static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
-  LEASE_STEP("reaping");
-  if (allot_slot_try(descriptor, byte_of(place)) != 1) return false;
-  LEASE_STEP("found dead");
-  allot_event ended = {.kind = ALLOT_EVENT_LEAVE,
-                       .place = place,
-                       .used_ns = left_by_dead(leases, place),
-                       .now_ns = now_ns};
-  // Charged once, whatever becomes of this process.
-  store(&leases->file->heads[place].busy, 0u);
-  outcome done = decide(leases, &ended, 1);
-  tell(leases, &done);
-  store(&leases->file->heads[place].pid, 0);
-  allot_slot_release(descriptor, byte_of(place));
-  return true;
-}
-
-// Frees the places of dead processes.
-static void reap(allot_leases *leases, uint64_t now_ns) {
-  allot_lease_state state;
-  read_state(leases, &state);
-  int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return;
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    if (place == leases->place || state.places[place].state == ALLOT_PLACE_FREE) continue;
-    free_if_dead(leases, descriptor, place, now_ns);
-  }
-  close(descriptor);
-}
+// ---- looking at the others ----
 
 // Does the holder run over its time without an end in sight? As long as its kernels end one after
 // another, what is queued will be over soon.
-static bool is_stuck(const allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+static bool is_stuck(const allot_lease_state *state, uint64_t progress_ns, uint64_t now_ns) {
   uint64_t over = since(now_ns, state->expires_ns);
-  uint64_t progress = load(&leases->file->heads[state->holder].running_ns);
-  return over > LONGEST_OVERRUN_NS || (over > OVERRUN_NS && since(now_ns, progress) > OVERRUN_NS);
+  return over > LONGEST_OVERRUN_NS ||
+         (over > OVERRUN_NS && since(now_ns, progress_ns) > OVERRUN_NS);
 }
 
-// Has the lease to be taken from the holder? One that is dead is gone afterwards.
+// Has the lease to be taken from the holder? One of ours that is dead is gone afterwards.
 static bool judge_holder(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   int holder = state->holder;
   if (holder < 0 || holder >= (int)ALLOT_PLACES || holder == leases->place) return false;
   const allot_place_state *own = &state->places[leases->place];
   if (own->state != ALLOT_PLACE_WAITING) return false;
+  allot_place_head head;
+  // What cannot be read shows no sign of life.
+  if (!neighbours_head(leases, state, holder, &head)) head = (allot_place_head){0};
   // It has had as long to answer as we wait, if it was idle and had nothing to tell.
-  uint64_t heard = load(&leases->file->heads[holder].beat_ns);
+  uint64_t heard = head.beat_ns;
   if (heard < state->granted_ns || since(heard, now_ns) > CLOCKS_DIFFER_NS) {
     heard = state->granted_ns;
   }
   if (heard < own->since_ns) heard = own->since_ns;
   uint64_t silence = since(now_ns, heard);
-  if (silence >= DEAD_NS) {
-    int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
-    bool was_dead = descriptor >= 0 && free_if_dead(leases, descriptor, holder, now_ns);
+  if (silence >= DEAD_NS && holder < (int)ALLOT_OWN_PLACES) {
+    int descriptor = open(leases->lock_path, O_RDWR | O_CLOEXEC);
+    bool was_dead = descriptor >= 0 && lease_free_if_dead(leases, descriptor, holder, now_ns);
     if (descriptor >= 0) close(descriptor);
     if (was_dead) return false;
   }
-  return silence >= STOPPED_NS || (state->next >= 0 && is_stuck(leases, state, now_ns));
+  const allot_place_state *one = &state->places[holder];
+  const bool is_other = holder >= (int)ALLOT_OWN_PLACES;
+  const bool is_gone = silence >= ALLOT_STOPPED_NS ||
+                       (silence >= DEAD_NS && is_other && neighbours_place_is_dead(leases, one));
+  if (!is_gone) return state->next >= 0 && is_stuck(state, head.running_ns, now_ns);
+  // Should it have been given the lease while it was stopped: not again before it asks anew.
+  if (is_other) leases->others[one->seat].skipped_ns = one->since_ns;
+  return true;
+}
+
+// Has this place waited longer than any turns of the others can explain? Then the word on the lease
+// that counted is not believed.
+static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
+  uint32_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
+  bool may_wait = fraction == 0 || state->seats[leases->seat].blocked != 0 ||
+                  (terms & ALLOT_TERMS_SUSPENDED) || leases->seat == (int)ALLOT_SEAT_UNBOOKED;
+  if (may_wait || leases->waiting_ns == 0) leases->waiting_ns = now_ns;
+  uint64_t longest = STARVED_NS + TURNS_NS * ALLOT_WHOLE / (fraction > 0 ? fraction : 1);
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint64_t move_ns = state->seats[seat].move_ns;
+    if (load(&leases->contract->seats[seat].terms) & ALLOT_TERMS_OVERSUBSCRIBED) {
+      longest += (move_ns < LONGEST_OVERRUN_NS ? move_ns : LONGEST_OVERRUN_NS) * 2;
+    }
+  }
+  if (since(now_ns, leases->waiting_ns) < longest) return;
+  leases->waiting_ns = now_ns;
+  neighbours_distrust(leases, leases->author, now_ns);
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
-  keep_seat(leases, now_ns);
+  lease_keep_seat(leases, now_ns);
   allot_lease_state state;
-  read_state(leases, &state);
-  allot_event events[2];
+  lease_read_state(leases, &state);
+  allot_event events[3];
   int count = 0;
+  judge_wait(leases, &state, now_ns);
   if (judge_holder(leases, &state, now_ns)) {
     events[count++] = (allot_event){
         .kind = ALLOT_EVENT_EVICT, .place = state.holder, .epoch = state.epoch, .now_ns = now_ns};
   }
   // A waiter that was stopped may have been given the lease and lost it: it asks anew.
+  if (state.holder != leases->place && now_ns > leases->promised_ns + ALLOT_STOPPED_NS) {
+    events[count++] =
+        (allot_event){.kind = ALLOT_EVENT_RELEASE, .place = leases->place, .now_ns = now_ns};
+  }
   events[count++] = (allot_event){.kind = ALLOT_EVENT_WANT,
                                   .place = leases->place,
                                   .launch_ns = leases->launch_ns,
                                   .now_ns = now_ns};
   act(leases, events, count, now_ns, lease);
-}
-
-// ---- files ----
-
-static int check_heads(const allot_contract *contract, const allot_leases_file *file) {
-  if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_LEASES_MAGIC) return -EINVAL;
-  if (contract->version != ALLOT_LEASE_VERSION || file->version != ALLOT_LEASE_VERSION) {
-    return -EPROTO;
-  }
-  return 0;
-}
-
-int allot_leases_open(allot_leases *leases, const char *contract_path, const char *leases_path,
-                      int seat, uint64_t serial) {
-  *leases = (allot_leases){.seat = seat, .serial = serial, .place = -1};
-  if (seat < 0 || seat >= (int)ALLOT_SEATS) return -EINVAL;
-  if (strlen(leases_path) >= sizeof leases->path) return -ENAMETOOLONG;
-  void *contract = NULL, *file = NULL;
-  int error = allot_map_file(contract_path, sizeof(allot_contract), O_RDONLY, &contract);
-  if (error != 0) return error;
-  error = allot_map_file(leases_path, sizeof(allot_leases_file), O_RDWR, &file);
-  if (error == 0) {
-    error = check_heads(contract, file);
-    if (error != 0) munmap(file, sizeof(allot_leases_file));
-  }
-  if (error != 0) {
-    munmap(contract, sizeof(allot_contract));
-    return error;
-  }
-  leases->contract = contract;
-  leases->file = file;
-  strcpy(leases->path, leases_path);
-  keep_seat(leases, 0);
-  return 0;
-}
-
-void allot_leases_close(allot_leases *leases) {
-  allot_leases_leave(leases);
-  if (leases->contract != NULL) {
-    munmap((void *)(uintptr_t)leases->contract, sizeof(allot_contract));
-  }
-  if (leases->file != NULL) munmap(leases->file, sizeof(allot_leases_file));
-  *leases = (allot_leases){.place = -1};
-}
-
-// ---- places ----
-
-// The place's states get their space now: a full disk is an error here, and no SIGBUS later.
-static int prepare_place(int descriptor, int place) {
-  off_t at =
-      (off_t)(offsetof(allot_leases_file, states) + sizeof(allot_lease_state) * 2 * (size_t)place);
-  int error = posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_lease_state)));
-  // A sandbox that forbids asking is no full disk.
-  return error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO ? -error : 0;
-}
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void take_place(allot_leases *leases, int place) {
-  leases->place = place;
-  allot_place_head *head = &leases->file->heads[place];
-  store(&head->pid, (int32_t)getpid());
-  uint64_t now = now_ns(), left = left_by_dead(leases, place);
-  allot_lease_beat(leases, false, now);
-  allot_lease_tell_running(leases, 0);
-  LEASE_STEP("seated");
-  // Whatever a dead owner of the place had ends with this.
-  allot_event events[2] = {
-      {.kind = ALLOT_EVENT_LEAVE, .place = place, .used_ns = left, .now_ns = now},
-      {.kind = ALLOT_EVENT_JOIN, .place = place, .seat = leases->seat, .now_ns = now},
-  };
-  outcome done = decide(leases, events, 2);
-  tell(leases, &done);
-  // Most of all after the machine was started again.
-  reap(leases, now);
-}
-
-int allot_leases_join(allot_leases *leases) {
-  if (leases->place >= 0) return 0;
-  int descriptor = allot_open(leases->path, O_RDWR);
-  if (descriptor < 0) return descriptor;
-  void *keeper = NULL;
-  int place = allot_slot_claim(descriptor, ALLOT_PLACE_LOCK_BASE, (int)ALLOT_PLACES, &keeper);
-  int error = place < 0 ? place : prepare_place(descriptor, place);
-  close(descriptor);
-  if (error != 0) {
-    if (keeper != NULL) munmap(keeper, 1);
-    return error;
-  }
-  leases->place_map = keeper;
-  take_place(leases, place);
-  return 0;
-}
-
-void allot_leases_leave(allot_leases *leases) {
-  if (leases->place < 0) return;
-  allot_event event = {.kind = ALLOT_EVENT_LEAVE, .place = leases->place, .now_ns = now_ns()};
-  outcome done = decide(leases, &event, 1);
-  int place = leases->place;
-  leases->place = -1;
-  tell(leases, &done);
-  store(&leases->file->heads[place].pid, 0);
-  if (leases->place_map != NULL) munmap(leases->place_map, 1);
-  leases->place_map = NULL;
 }

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases: how the shares of one device take turns on it, without a daemon.
 //
-// Two files for each device, in the state folder, and (as hard links to the same inodes) in every
-// share that has a part of the device:
+// For each device, in the state folder:
 //
 //   contract   what each share is promised. Written by the agent alone; mounted read-only into a
-//              container.
-//   leases     who runs, who waits, and what each has had. Written by the shares' processes.
+//              container, as is the folder that follows.
+//   seats/     a file for each share, named by its seat's serial: what this share has had, who of
+//   it
+//              waits, and who has the lease as far as it knows. Only the share's processes write
+//              it.
 //
 // A share has a *seat*, which the agent gives it; a process of it takes a *place* by itself, by the
-// same kernel lock as a ledger's slot. The lease is held by one place at a time. All decisions are
-// made by one pure function (lease_core.c: state and event in, state out); lease.c makes each of
-// them one compare-and-swap, so that a process may be killed or stopped at any instruction.
-// docs/designs/compute.md has the reasons.
+// same kind of kernel lock as a ledger's slot. The lease is held by one place at a time. All
+// decisions are made by one pure function (lease_core.c: state and event in, state out). lease.c
+// makes the state of what the seats publish: each tells of itself only, and the newest grant
+// counts. A process maps its own share's file, and reads those of others by system calls alone, so
+// that whatever another share does to its file is an error and no signal. docs/designs/compute.md
+// has the reasons.
 //
 // Times are CLOCK_MONOTONIC nanoseconds. Fractions of a device are in basis points: 10000 is all.
 #ifndef ALLOTMENT_LEASE_H
@@ -22,10 +26,15 @@
 #include <stdint.h>
 
 #define ALLOT_CONTRACT_MAGIC 0x525443544f4c4c41ull /* "ALLOTCTR" */
-#define ALLOT_LEASES_MAGIC 0x5341454c544f4c41ull   /* "ALOTLEAS" */
-#define ALLOT_LEASE_VERSION 2u
+#define ALLOT_SEAT_MAGIC 0x54414553544f4c41ull     /* "ALOTSEAT" */
+#define ALLOT_CONTRACT_VERSION 1u
+#define ALLOT_SEAT_VERSION 1u
 #define ALLOT_SEATS 64u   /* shares of one device, and the unbooked */
-#define ALLOT_PLACES 256u /* processes of one device */
+#define ALLOT_PLACES 256u /* in one state */
+// A share's own processes in its state; behind them, of every other seat, the one that runs and the
+// one that has waited longest.
+#define ALLOT_OWN_PLACES 128u
+#define ALLOT_PLACES_OF(seat) (ALLOT_OWN_PLACES + 2u * (unsigned)(seat))
 #define ALLOT_WHOLE 10000u
 // The seat of processes whose share was removed while they ran: best effort.
 #define ALLOT_SEAT_UNBOOKED (ALLOT_SEATS - 1)
@@ -97,7 +106,8 @@ typedef struct allot_seat_state {
 
 typedef struct allot_place_state {
   uint16_t seat;
-  uint16_t state;     // ALLOT_PLACE_*
+  uint8_t state;      // ALLOT_PLACE_*
+  uint8_t slot;       // among the places of its own share
   uint32_t serial;    // low half of the seat's when the place was taken
   uint64_t since_ns;  // WAITING: since when
   // Its program usually works for `burst_ns` and then leaves the device idle for `gap_ns`.
@@ -106,7 +116,7 @@ typedef struct allot_place_state {
 
 typedef struct allot_lease_state {
   uint64_t now_ns;  // of the newest event
-  uint64_t epoch;   // raised with every grant: names the lease
+  uint64_t epoch;   // raised with every grant: names the lease. The time, or later
   int32_t holder;   // place, or -1
   int32_t next;     // who would be given the lease now if nobody held it, or -1
   uint64_t granted_ns;
@@ -158,28 +168,62 @@ uint32_t allot_lease_fraction(const allot_lease_state *state, const allot_contra
 // ---- the file ----
 
 typedef struct allot_place_head {
-  _Alignas(64) uint32_t wake;  // futex: raised for each message to this place
+  _Alignas(64) uint32_t wake;  // futex: raised for each message of this place's share to it
   uint32_t busy;               // it has work on the GPU
   uint64_t beat_ns;            // while it holds or works: when it last showed that it lives
   int32_t pid;                 // getpid of the owner
   uint32_t spare;
   uint64_t running_ns;  // while it works: since when, of which nothing was charged
-  uint64_t spares[2];
+  uint64_t silent_ns;   // when it last showed that it lives after it had not for ALLOT_STOPPED_NS
+  uint64_t spares[1];
 } allot_place_head;
 
+// A holder that shows no sign of life for so long is evicted.
+#define ALLOT_STOPPED_NS 25000000ull
+
 #define ALLOT_PLACE_LOCK_BASE 0x40000000ll
+
+// What a share tells the others: of itself, and who has the lease.
+typedef struct allot_seat_facts {
+  uint64_t root;  // that names it: of another one it is not whole
+  uint64_t now_ns;
+  allot_seat_state account;
+  uint64_t virtual_ns;  // as in allot_lease_state
+  uint64_t epoch, granted_ns, expires_ns;
+  int32_t holder_seat;  // -1: nobody
+  uint32_t holder_slot;
+  uint32_t taken;  // places
+  uint32_t waiting;
+  allot_place_state first;    // of its places the one that has waited longest
+  allot_place_state holding;  // FREE: none
+} allot_seat_facts;
+
+typedef struct allot_lent {
+  uint64_t serial, lent_ns;
+} allot_lent;
+
+typedef struct allot_seat_buffer {
+  allot_seat_facts facts;
+  allot_lent lent[ALLOT_SEATS];  // guaranteed to that seat, and used by this one
+  allot_lease_state state;       // all of it as this share sees it
+} allot_seat_buffer;
 
 typedef struct allot_leases_file {
   uint64_t magic;
   uint32_t version;
   uint32_t spare;
+  // futexes: raised after each word to another seat. Before `root`, so that what is read with an
+  // old one here is followed by a wake.
+  _Alignas(64) uint32_t told[ALLOT_SEATS];
   // version << 33 | contended << 32 | buffer << 16 | holder + 1: where the state is, and what a
   // launch has to know at once. Contended: somebody else waits.
   _Alignas(64) uint64_t root;
-  _Alignas(64) allot_place_head heads[ALLOT_PLACES];
+  uint64_t claimed_ns;  // when it was known to all that a place of this share has the lease
+  uint64_t distrusted;  // a bit for each seat that this share does not believe now
+  _Alignas(64) allot_place_head heads[ALLOT_OWN_PLACES];
   // Two for each place, which alone writes them; `root` names the one in force. Allocated on the
   // disk when the place is taken.
-  _Alignas(4096) allot_lease_state states[ALLOT_PLACES * 2];
+  _Alignas(4096) allot_seat_buffer buffers[ALLOT_OWN_PLACES * 2];
 } allot_leases_file;
 
 #define ALLOT_ROOT_HOLDER(root) ((int)((root) & 0xffff) - 1)
@@ -192,18 +236,58 @@ typedef struct allot_leases_file {
 
 // ---- a process's view ----
 
+// Another seat, as this process knows it.
+typedef struct allot_neighbour {
+  uint64_t serial;                // 0: none
+  const allot_leases_file *file;  // never touched: its pages may be gone
+  uint32_t told;                  // what it told us when its facts were read
+  allot_seat_facts facts;         // facts.root is 0 while it has published none that can be used
+  // As read, until it is known to belong together.
+  struct {
+    uint64_t magic;
+    uint32_t version;
+  } mark;
+  uint32_t new_told;
+  uint64_t new_root;
+  allot_seat_facts new_facts;
+  uint64_t skipped_ns;     // since when the place waits that did not answer
+  uint64_t ended_root;     // all its processes had ended when it had published this
+  uint64_t distrusted_ns;  // it is not believed until then
+  uint32_t suspicions;
+  uint64_t counted_ns;  // since when its messages are counted,
+  uint32_t counted;     // and what it had told us then
+  bool is_ignored;      // damaged or not believed: nobody waits for its messages
+} allot_neighbour;
+
 typedef struct allot_leases {
   const allot_contract *contract;
   allot_leases_file *file;
   int seat;
   uint64_t serial;
-  int place;           // -1: only looking
-  void *place_map;     // keeps the description that holds the place's lock
-  uint64_t reaped_ns;  // when dead processes' places were last looked for
+  int place;             // -1: only looking
+  void *place_map;       // keeps the description that holds the place's lock
+  void *life_map;        // and the one by which other shares see that its process lives
+  uint64_t reaped_ns;    // when dead processes' places were last looked for
+  uint64_t waiting_ns;   // since when it waits; 0: not
+  uint64_t promised_ns;  // when it was to look again at the latest
+  bool is_settling;      // a decision was published that its caller does not know yet
+  int author;            // the seat whose word on the lease counts; -1: this one
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
-  char path[1100];  // of the leases file
+  int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share
+  char seats_path[1100], lock_path[1100], own_path[1100];
+  allot_neighbour others[ALLOT_SEATS];
 } allot_leases;
+
+// Where a share's turns on a device are.
+typedef struct allot_leases_paths {
+  const char *contract;
+  const char *seats;  // the folder of all seats' files
+  const char *own;    // this share's file
+  const char
+      *lock;   // a file that no other share reaches, for the places' locks: the ledger's usage
+  int device;  // the share's number for the device
+} allot_leases_paths;
 
 // What a process may do now.
 typedef struct allot_lease {
@@ -224,8 +308,8 @@ typedef struct allot_lease {
 // Negative errno: -EINVAL (not such files, or damaged), -EPROTO (another version), -ENOSPC (no
 // place is free, or the disk is full). A seat that is no longer of that serial (the share was
 // removed while its programs run) is exchanged for the unbooked one, now or later.
-int allot_leases_open(allot_leases *leases, const char *contract_path, const char *leases_path,
-                      int seat, uint64_t serial);
+int allot_leases_open(allot_leases *leases, const allot_leases_paths *paths, int seat,
+                      uint64_t serial);
 void allot_leases_close(allot_leases *leases);
 // Takes a place for the calling process. As allot_ledger_attach: kept by a mapping that children do
 // not have, so that the kernel drops it with the process. Not for two threads at once.
@@ -242,25 +326,25 @@ void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns
 // `wants_more` it waits for its next one at once.
 void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
                          uint64_t now_ns, allot_lease *lease);
-// How things stand, without changing anything.
-void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease);
+// How things stand. Publishes nothing.
+void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // A waiter's look at the others: takes the lease from a holder that died, stopped, or runs over,
 // and gives it to whoever is next. Asks for it anew should that have been forgotten.
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
+// Has another share sent a message since this process last looked at how things stand?
+bool allot_lease_is_called(const allot_leases *leases);
 // Sleeps until this place is sent a message after `ticket` was drawn, or until then.
 void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns);
 // Wakes every thread of this process that sleeps so (for the process's own use).
 void allot_lease_wake_own(const allot_leases *leases);
 
-// The fast path of a launch: does this place hold the lease, and does nobody wait?
-static inline bool allot_lease_is_mine(const allot_leases *leases) {
-  uint64_t root = __atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST);
-  return ALLOT_ROOT_HOLDER(root) == leases->place && !ALLOT_ROOT_CONTENDED(root);
-}
-
 // To be stored while it holds the lease or has work on the GPU: every few milliseconds.
 static inline void allot_lease_beat(const allot_leases *leases, bool busy, uint64_t now_ns) {
   allot_place_head *own = &leases->file->heads[leases->place];
+  uint64_t before = __atomic_load_n(&own->beat_ns, __ATOMIC_RELAXED);
+  if (now_ns > before + ALLOT_STOPPED_NS) {
+    __atomic_store_n(&own->silent_ns, now_ns, __ATOMIC_SEQ_CST);
+  }
   __atomic_store_n(&own->busy, busy ? 1u : 0u, __ATOMIC_SEQ_CST);
   __atomic_store_n(&own->beat_ns, now_ns, __ATOMIC_SEQ_CST);
 }
@@ -270,25 +354,23 @@ static inline void allot_lease_tell_running(const allot_leases *leases, uint64_t
   __atomic_store_n(&leases->file->heads[leases->place].running_ns, since_ns, __ATOMIC_SEQ_CST);
 }
 
-// A copy of the state in force.
-void allot_leases_read(const allot_leases *leases, allot_lease_state *state);
+// The state, as of now.
+void allot_leases_read(allot_leases *leases, allot_lease_state *state);
 
 // ---- the agent's side ----
 
-// Makes both files in `directory`, which exists, under the names "contract" and "leases"; -EEXIST
-// if they are there.
+// Makes the file "contract" and the folder "seats" in `directory`, which exists; -EEXIST if the
+// contract is there.
 int allot_contract_create(const char *directory, const char *uuid);
-// Puts `leases` right where a program of a share cut it short, or wrote over its head: 1 if it had
-// to, 0 if not. It stays the same file, so who has it mapped goes on: their places are theirs
-// (locks are not in its bytes), nobody has a turn, all accounts are 0, and each process seats
-// itself anew with its next launch. -EINVAL and -EPROTO: `contract` is not of this version, nothing
-// was changed.
-int allot_leases_mend(const char *directory);
+// Puts a share's file right where one of its programs cut it short, or wrote over its head: 1 if it
+// had to, 0 if not. It stays the same file, so who has it mapped goes on: their places are theirs,
+// the share's account is 0, and each process seats itself anew with its next launch.
+int allot_leases_mend(const char *path);
 //
 // The caller of what follows holds the state folder's lock.
 //
-// Takes a free seat: its number, -ENOSPC (all are taken), -ERANGE (guarantees would pass the
-// whole).
+// Takes a free seat, and makes its file: its number, -ENOSPC (all are taken), -ERANGE (guarantees
+// would pass the whole).
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
                         uint64_t *serial);
 // Changes the terms of the seat of that serial: 0, -ESTALE, -ERANGE. In force when it returns;

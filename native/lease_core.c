@@ -53,6 +53,12 @@ static bool goes_before(const view *at, int seat, int other) {
   return at->state->seats[seat].virtual_ns < at->state->seats[other].virtual_ns;
 }
 
+// The same for equals too: each share puts its own places first in its state, and all are to come
+// to the same.
+static bool goes_first(const view *at, int seat, int other) {
+  return goes_before(at, seat, other) || (seat < other && !goes_before(at, other, seat));
+}
+
 static bool may_run(const view *at, int place) {
   const allot_place_state *one = &at->state->places[place];
   if (!is_of_its_seat(at, place) || (at->terms[one->seat] & ALLOT_TERMS_SUSPENDED)) return false;
@@ -100,7 +106,7 @@ static int most_behind(const view *at) {
     if (best >= 0) {
       const allot_place_state *other = &at->state->places[best];
       if (one->seat == other->seat ? one->since_ns >= other->since_ns
-                                   : !goes_before(at, one->seat, other->seat)) {
+                                   : !goes_first(at, one->seat, other->seat)) {
         continue;
       }
     }
@@ -166,7 +172,7 @@ static void grant(view *at, int place) {
   own->move_ns = 0;  // told anew if moving is still needed
 }
 
-static void end_lease(view *at, int place, uint16_t becomes) {
+static void end_lease(view *at, int place, uint8_t becomes) {
   allot_place_state *one = &at->state->places[place];
   one->state = becomes;
   if (at->state->holder != place) return;
@@ -202,6 +208,8 @@ static void follow(view *at) {
 // Idle time that is kept counts from the holder's allowance, which grows with what it is owed.
 static void settle_grace(view *at, uint64_t elapsed) {
   const allot_lease_state *state = at->state;
+  // Another share may have given it the lease since the last event here.
+  uint64_t held = at_most(elapsed, since(at->now_ns, state->granted_ns));
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     allot_seat_state *own = &at->state->seats[seat];
     if (!at->active[seat]) continue;
@@ -210,7 +218,7 @@ static void settle_grace(view *at, uint64_t elapsed) {
     own->grace_ns = fill(own->grace_ns, more, GRACE_MOST_NS);
     // What it computes meanwhile is given back with its charge.
     bool holds = state->holder >= 0 && state->places[state->holder].seat == seat;
-    if (holds && state->next >= 0) own->grace_ns -= (int64_t)elapsed;
+    if (holds && state->next >= 0) own->grace_ns -= (int64_t)held;
   }
 }
 

@@ -35,7 +35,7 @@ typedef struct allot_device_policy {
   uint64_t memory_limit;  // bytes; changes live
   uint64_t
       context_bytes;  // what a first context on this device is expected to cost, bytes; 0: unknown
-  // Its turns on the device (lease.h): the files contract-<index> and leases-<index> beside this
+  // Its turns on the device (lease.h): the files contract-<index> and seat-<index> beside this
   // one, and the share's seat in them. Serial 0: the share takes no turns.
   uint64_t seat_serial;
   uint32_t seat;

@@ -18,6 +18,12 @@ static inline int allot_path_in(const char *directory, const char *name, char *p
   return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
 }
 
+// The file of the seat of that serial.
+static inline int allot_seat_path(const char *seats, uint64_t serial, char *path, size_t size) {
+  int length = snprintf(path, size, "%s/%llu", seats, (unsigned long long)serial);
+  return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
+}
+
 static inline int allot_open(const char *path, int flags) {
   int descriptor = open(path, flags | O_CLOEXEC, 0600);
   return descriptor < 0 ? -errno : descriptor;

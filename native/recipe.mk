@@ -8,12 +8,12 @@
 libraries = shim ledger cuda nvml mps smi
 
 shim.output = liballotment-shim.so
-shim.sources = ledger.c lease.c lease_core.c lease_view.c shim/*.c shim/*.S
+shim.sources = ledger.c lease.c lease_places.c neighbours.c lease_core.c lease_view.c shim/*.c shim/*.S
 # Preloaded libraries are never unloaded; without NODELETE a dlclose in a host program could try.
 shim.ldflags = -shared -Wl,-soname,liballotment-shim.so -Wl,-z,nodelete
 
 ledger.output = liballotment-ledger.so
-ledger.sources = ledger.c lease.c lease_core.c lease_view.c contract.c bus_guard.c
+ledger.sources = ledger.c lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c bus_guard.c
 # Python calls allot_ledger_* here; inside the shim the same functions stay hidden.
 ledger.cflags = -fvisibility=default -DALLOT_BUS_GUARD
 ledger.ldflags = -shared -Wl,-soname,liballotment-ledger.so

@@ -29,16 +29,28 @@ static inline int allot_slot_try(int descriptor, int64_t byte) {
   return errno == EAGAIN || errno == EACCES ? 0 : -errno;
 }
 
+// A lock for reading, which no reader of the file can keep from its owner: shows others that it
+// lives. 0 or a negative errno.
+static inline int allot_slot_show(int descriptor, int64_t byte) {
+  struct flock lock = allot_slot_flock(byte, F_RDLCK);
+  return fcntl(descriptor, F_OFD_SETLK, &lock) == 0 ? 0 : -errno;
+}
+
 static inline void allot_slot_release(int descriptor, int64_t byte) {
   struct flock lock = allot_slot_flock(byte, F_UNLCK);
   fcntl(descriptor, F_OFD_SETLK, &lock);
 }
 
-// Has any other open file description the lock? Yes, if that cannot be known: a running process
-// must never be taken for dead. A descriptor for reading is enough.
-static inline bool allot_slot_is_owned(int descriptor, int64_t byte) {
+// Has any other open file description a lock on one of the bytes? Yes, if that cannot be known: a
+// running process must never be taken for dead. A descriptor for reading is enough.
+static inline bool allot_slot_any_owned(int descriptor, int64_t byte, int count) {
   struct flock lock = allot_slot_flock(byte, F_WRLCK);
+  lock.l_len = count;
   return fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+static inline bool allot_slot_is_owned(int descriptor, int64_t byte) {
+  return allot_slot_any_owned(descriptor, byte, 1);
 }
 
 // Keeps what the description has locked after the descriptor is closed, until the mapping (one

@@ -124,7 +124,8 @@ class PlaceState(ctypes.Structure):
 
     _fields_ = (
         ("seat", ctypes.c_uint16),
-        ("state", ctypes.c_uint16),
+        ("state", ctypes.c_uint8),
+        ("slot", ctypes.c_uint8),
         ("serial", ctypes.c_uint32),
         ("since_ns", ctypes.c_uint64),
         ("burst_ns", ctypes.c_uint64),

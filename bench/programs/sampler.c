@@ -6,7 +6,8 @@
 // Asks the simulator for its own accounts, outside of any share, and so knows nothing of what the
 // shim measures. Prints one JSON object at the end: for each sample its time,
 // and for each GPU its busy nanoseconds, those of each process, and how often the lease of the
-// GPU changed hands (DEVICES_FOLDER/UUID/leases, 0 where there is none).
+// GPU changed hands (DEVICES_FOLDER/UUID/seats, 0 where there is none).
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -32,7 +33,6 @@ typedef nvmlReturn_t (*uuid_function)(nvmlDevice_t, char *, unsigned int);
 static __typeof__(allotSimulatedTimes) *ask;
 static unsigned int gpus;
 static char uuids[MOST_GPUS][96];
-static const allot_leases_file *leases[MOST_GPUS];
 static FILE *output;
 static char *written;
 static size_t written_bytes;
@@ -61,27 +61,32 @@ static void open_all(void) {
   }
 }
 
-static const void *map(const char *path, size_t least) {
-  struct stat status;
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return NULL;
-  const void *start = MAP_FAILED;
-  if (fstat(descriptor, &status) == 0 && (size_t)status.st_size >= least)
-    start = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, descriptor, 0);
+static uint64_t leases_of(int folder, const char *name) {
+  allot_seat_facts facts;
+  uint64_t root;
+  int descriptor = openat(folder, name, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return 0;
+  bool done = pread(descriptor, &root, sizeof root, offsetof(allot_leases_file, root)) ==
+              (ssize_t)sizeof root;
+  off_t at = (off_t)(offsetof(allot_leases_file, buffers) +
+                     sizeof(allot_seat_buffer) * (ALLOT_ROOT_BUFFER(root)));
+  done = done && pread(descriptor, &facts, sizeof facts, at) == (ssize_t)sizeof facts;
   close(descriptor);
-  return start == MAP_FAILED ? NULL : start;
+  return done ? facts.account.leases : 0;
 }
 
-static uint64_t epoch_of(unsigned int gpu, const char *folder) {
+// How many leases the shares that are there have had.
+static uint64_t leases_on(unsigned int gpu, const char *folder) {
   char path[4200];
-  if (leases[gpu] == NULL) {
-    snprintf(path, sizeof path, "%s/%s/leases", folder, uuids[gpu]);
-    leases[gpu] = map(path, sizeof(allot_leases_file));
-    if (leases[gpu] == NULL) return 0;
+  uint64_t sum = 0;
+  snprintf(path, sizeof path, "%s/%s/seats", folder, uuids[gpu]);
+  DIR *seats = opendir(path);
+  if (seats == NULL) return 0;
+  for (struct dirent *one; (one = readdir(seats)) != NULL;) {
+    if (one->d_name[0] != '.') sum += leases_of(dirfd(seats), one->d_name);
   }
-  uint64_t root = __atomic_load_n(&leases[gpu]->root, __ATOMIC_SEQ_CST);
-  if (ALLOT_ROOT_BUFFER(root) >= ALLOT_PLACES * 2) return 0;
-  return __atomic_load_n(&leases[gpu]->states[ALLOT_ROOT_BUFFER(root)].epoch, __ATOMIC_SEQ_CST);
+  closedir(seats);
+  return sum;
 }
 
 static void sample_gpu(unsigned int gpu, const char *folder) {
@@ -90,7 +95,7 @@ static void sample_gpu(unsigned int gpu, const char *folder) {
   unsigned long long busy, now;
   if (ask(NULL, gpu, rows, &count, &busy, &now) != 0) give_up("no times");
   fprintf(output, "%s{\"time_ns\": %llu, \"busy_ns\": %llu, \"epoch\": %llu, \"processes\": {",
-          gpu == 0 ? "" : ", ", now, busy, (unsigned long long)epoch_of(gpu, folder));
+          gpu == 0 ? "" : ", ", now, busy, (unsigned long long)leases_on(gpu, folder));
   bool first = true;
   for (unsigned int row = 0; row < count; row++) {
     if (rows[row].busy_ns == 0) continue;

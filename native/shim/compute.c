@@ -24,12 +24,14 @@ static bool open_device(compute_state *all, int device) {
   at->device = device;
   at->leases.place = -1;
   if (policy->seat_serial == 0) return false;
-  char contract[1100], leases[1100];
+  char contract[1100], seats[1100], own[1100], lock[1100];
   const char *directory = joined->ledger->directory;
   snprintf(contract, sizeof contract, "%s/contract-%d", directory, joined->index);
-  snprintf(leases, sizeof leases, "%s/leases-%d", directory, joined->index);
-  int error =
-      allot_leases_open(&at->leases, contract, leases, (int)policy->seat, policy->seat_serial);
+  snprintf(seats, sizeof seats, "%s/seats-%d", directory, joined->index);
+  snprintf(own, sizeof own, "%s/seat-%d", directory, joined->index);
+  snprintf(lock, sizeof lock, "%s/usage", directory);
+  const allot_leases_paths paths = {contract, seats, own, lock, joined->index};
+  int error = allot_leases_open(&at->leases, &paths, (int)policy->seat, policy->seat_serial);
   // Turns that are promised and cannot be taken: nothing may run there.
   if (error != 0) {
     at->place = PLACE_REFUSED;

@@ -107,7 +107,8 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   // Held back with an empty queue: by a budget that may be spent without our having told.
   bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
-  bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
+  bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST) &&
+                 !allot_lease_is_called(&at->leases);
   // What it used decides for how long the device is kept for it.
   bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
   if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
@@ -166,6 +167,9 @@ static uint64_t step(compute_device *at, uint64_t now) {
     keep_lease(at, now, queued);
   } else if (load(at->uncharged_ns) != 0) {
     charge(at, now);  // what ran on after the lease was lost
+  } else if (allot_lease_is_called(&at->leases)) {
+    allot_lease lease;  // it is for another process of the share: or it would end each sleep
+    allot_lease_look(&at->leases, now, &lease);
   }
   bool evict = at->is_held == 0 && queued == 0 && is_suspended(at) &&
                residency_active(at->all->own, at->device);

@@ -219,7 +219,7 @@ def test_several_gpus_each_have_their_seat(allot: Allot) -> None:
         *("--compute", "30:80", "--inject", "environment", "--", "sh", "-c", script),
     )
     assert done.returncode == 0, done.stderr
-    for name in ("contract-0", "contract-1", "leases-0", "leases-1"):
+    for name in ("contract-0", "contract-1", "seat-0", "seat-1"):
         assert name in done.stdout
     assert "contract-2" not in done.stdout
     assert done.stdout.count('"guarantee": 3000') == 2
@@ -235,7 +235,7 @@ def test_containers_take_turns_too(allot: Allot, tmp_path: Path) -> None:
     mounts = {mount["containerPath"]: mount for mount in device["containerEdits"]["mounts"]}
     inside = f"/run/allotment/share/{shares(allot)['box']['id']}"
     contract = mounts[f"{inside}/contract-0"]
-    leases = mounts[f"{inside}/leases-0"]
+    leases = mounts[f"{inside}/seat-0"]
     assert "ro" in contract["options"]
     assert "rw" in leases["options"]
     assert Path(leases["hostPath"]).stat().st_mode & 0o777 == 0o666

@@ -136,7 +136,7 @@ def run_in(state: Path, allot: Allot, words: Sequence[str]) -> "subprocess.Compl
 
 
 def test_nobody_outside_reaches_the_files(allot: Allot, reachable: Path) -> None:
-    for name in ("usage", "leases-0", "policy"):
+    for name in ("usage", "seat-0", "policy"):
         # By its path on the machine: environment variables give a share no mounts.
         look = f'test -e "$ALLOTMENT_SHARE/{name}"'
         script = f"{look} && echo there; exec {' '.join(SETPRIV)} {look}"

@@ -6,7 +6,6 @@ What each case checks is said in its C function; a case ends with 0 and without 
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
@@ -83,6 +82,7 @@ class Turns:
         # Late: what needs the native libraries.
         from allotment import ledger
         from allotment.ledger import leases
+        from allotment.modes.turns import link_files
 
         if not self.device.exists():
             self.device.mkdir()
@@ -92,8 +92,7 @@ class Turns:
         seat = leases.take(self.device, name, self.terms(compute, kind=kind))
         policy = ledger.DevicePolicy(uuid=self.uuid, memory_limit=4 * GIB, seat=seat)
         ledger.create(directory, ledger.LedgerPolicy(name, name, (policy,)))
-        for file in ("contract", "leases"):
-            os.link(self.device / file, directory / f"{file}-0")
+        link_files(self.device.parent, self.device.name, directory, 0, seat)
         return Share(directory, self.machine, (self.uuid,)), seat
 
     def terms(self, compute: str | None, *, kind: str = "normal") -> Terms:
@@ -309,7 +308,7 @@ def test_an_idle_part_is_lent_and_taken_back(turns: Turns, load: Callable[..., L
 
 def test_turns_that_cannot_be_opened_mean_no_launch(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "50")
-    (share.directory / "leases-0").unlink()
+    (share.directory / "seat-0").unlink()
     done = shim_hosts.run(
         [shim_hosts.program("host_launch"), "run", "1", "1000"], shim_hosts.environment(share)
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from allotment import ledger
 from allotment.devices.packing import read_machine
 from allotment.ledger import leases
 from allotment.model.compute import Compute
+from allotment.modes.turns import link_files
 from shim_hosts import Share, ShimHosts, case_names
 
 SANITIZED = ("address,undefined", "thread")
@@ -30,8 +30,7 @@ def sit(folder: Path, directory: Path, uuid: str) -> leases.Seat:
     leases.create_device(folder, uuid)
     terms = leases.Terms(Compute(), is_oversubscribed=True)
     seat = leases.take(folder, "one", terms)
-    for name in ("contract", "leases"):
-        os.link(folder / name, directory / f"{name}-0")
+    link_files(folder.parent, folder.name, directory, 0, seat)
     return seat
 
 

@@ -4,6 +4,7 @@
 #ifndef ALLOTMENT_LEASE_TEST_H
 #define ALLOTMENT_LEASE_TEST_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -34,11 +35,30 @@
   ALLOT_TERMS(0, ALLOT_WHOLE, 100, ALLOT_CLASS_NORMAL, ALLOT_TERMS_TAKEN | ALLOT_TERMS_GOVERNED)
 
 static char device[64];
-static char contract_path[80], leases_path[80];
+static char contract_path[80], seats_path[80], lock_path[80];
+
+__attribute__((unused)) static void path_of_seat(uint64_t serial, char path[128]) {
+  snprintf(path, 128, "%s/%llu", seats_path, (unsigned long long)serial);
+}
+
+// As in a share's folder: it stays when the seat is given back.
+__attribute__((unused)) static void own_path_of_seat(uint64_t serial, char path[128]) {
+  snprintf(path, 128, "%s/own-%llu", device, (unsigned long long)serial);
+}
+
+static void remove_files(const char *folder) {
+  DIR *all = opendir(folder);
+  CHECK(all != NULL);
+  for (struct dirent *one; (one = readdir(all)) != NULL;) {
+    if (one->d_name[0] != '.') unlinkat(dirfd(all), one->d_name, 0);
+  }
+  closedir(all);
+}
 
 __attribute__((unused)) static void remove_device(void) {
-  unlink(contract_path);
-  unlink(leases_path);
+  remove_files(seats_path);
+  rmdir(seats_path);
+  remove_files(device);
   rmdir(device);
 }
 
@@ -46,9 +66,13 @@ __attribute__((unused)) static void make_device(void) {
   strcpy(device, "/tmp/allotment-lease-XXXXXX");
   CHECK(mkdtemp(device) != NULL);
   snprintf(contract_path, sizeof contract_path, "%s/contract", device);
-  snprintf(leases_path, sizeof leases_path, "%s/leases", device);
+  snprintf(seats_path, sizeof seats_path, "%s/seats", device);
+  snprintf(lock_path, sizeof lock_path, "%s/lock", device);
   int error = allot_contract_create(device, "GPU-0");
   CHECK(error == 0, "%d", error);
+  int descriptor = open(lock_path, O_RDWR | O_CREAT | O_EXCL, 0600);
+  CHECK(descriptor >= 0);
+  close(descriptor);
 }
 
 static uint64_t serials[ALLOT_SEATS];  // of the seats that take_seat() took
@@ -59,11 +83,23 @@ __attribute__((unused)) static int take_seat(uint64_t terms) {
   CHECK(seat >= 0 && seat < (int)ALLOT_SEATS, "%d", seat);
   CHECK(serial != 0);
   serials[seat] = serial;
+  char path[128], own[128];
+  path_of_seat(serial, path);
+  own_path_of_seat(serial, own);
+  CHECK(link(path, own) == 0);
   return seat;
 }
 
+// Shares have different files for their locks: here the seats are as devices of one share.
+__attribute__((unused)) static int try_to_open(allot_leases *leases, int seat, uint64_t serial) {
+  char own[128];
+  own_path_of_seat(serial, own);
+  const allot_leases_paths paths = {contract_path, seats_path, own, lock_path, seat};
+  return allot_leases_open(leases, &paths, seat, serial);
+}
+
 __attribute__((unused)) static void open_seat(allot_leases *leases, int seat) {
-  int error = allot_leases_open(leases, contract_path, leases_path, seat, serials[seat]);
+  int error = try_to_open(leases, seat, serials[seat]);
   CHECK(error == 0, "%d", error);
 }
 
@@ -71,7 +107,7 @@ __attribute__((unused)) static void join_seat(allot_leases *leases, int seat) {
   open_seat(leases, seat);
   int error = allot_leases_join(leases);
   CHECK(error == 0, "%d", error);
-  CHECK(leases->place >= 0 && leases->place < (int)ALLOT_PLACES);
+  CHECK(leases->place >= 0 && leases->place < (int)ALLOT_OWN_PLACES);
 }
 
 __attribute__((unused)) static uint64_t monotonic_ns(void) {
@@ -105,16 +141,9 @@ __attribute__((unused)) static void wait_for(pid_t child) {
 }
 
 // What holds in every state that any process may see, whoever died or is stopped.
-__attribute__((unused)) static void check_state(const allot_leases *leases) {
+__attribute__((unused)) static void check_state(allot_leases *leases) {
   static allot_lease_state state;
-  uint64_t root;
-  do {
-    root = __atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST);
-    allot_leases_read(leases, &state);
-  } while (__atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST) != root);
-  CHECK(ALLOT_ROOT_HOLDER(root) == state.holder, "the root says that %d holds, the state %d",
-        ALLOT_ROOT_HOLDER(root), state.holder);
-  CHECK(ALLOT_ROOT_CONTENDED(root) == (state.next >= 0));
+  allot_leases_read(leases, &state);
   int holding = -1;
   uint32_t waiting = 0, taken = 0;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {

@@ -10,6 +10,8 @@ static void step(const char *name);
 #define LEASE_STEP(name) step(name)
 #include "../../contract.c"
 #include "../../lease.c"
+#include "../../lease_places.c"
+#include "../../neighbours.c"
 
 #include "lease_test.h"
 
@@ -391,6 +393,7 @@ static void newcomers_are_not_taken_for_the_dead(void) {
   for (int moment = 0; moment < 2; moment++) {
     situation in;
     set_up(&in);
+    in.third_seat = in.other_seat;
     a_dead_process_holds(&in);
     newcomer.seat = moment;
     interruption = newcomer_joins;
@@ -435,14 +438,17 @@ static void nothing_is_missed_between_two_steps(void) {
   interruption = hands_over;
   static allot_lease_state state;
   allot_leases_read(&in.other, &state);
-  CHECK(interruption == NULL && state.holder == in.other.place && state.next == busy.place);
+  CHECK(interruption == NULL && state.holder == in.other.place &&
+        state.next == (int)ALLOT_PLACES_OF(busy.seat) + 1);
 
   allot_lease_release(&in.other, MS, 0, false, now(), &other);
   hands_over_at = 1;
   interruption = hands_over;
   allot_lease_want(&in.other, now(), &other);
   CHECK(interruption == NULL);
-  CHECK(other.held || load(&in.other.file->heads[in.other.place].wake) != other.ticket);
+  uint64_t begun = monotonic_ns();
+  if (!other.held) allot_lease_sleep(&in.other, other.ticket, begun + 20000 * MS);
+  CHECK(monotonic_ns() - begun < 10000 * MS);
   allot_leases_close(&busy);
   tear_down(&in);
 }

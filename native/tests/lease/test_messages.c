@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease.c lease_core.c lease_view.c contract.c
+// sources: lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
 // Whoever sleeps for the lease is woken when it is given it, and by whatever else concerns it. No
 // message is lost: sleeps here are so long that one would be seen.
 #include "lease_test.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease.c lease_core.c lease_view.c contract.c
+// sources: lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
 // Places: they outlive closed descriptors, end with their process and not with its children's, run
 // out with a clear error. Seats: who has lost one goes on as best effort. Damaged files are
 // refused.
@@ -29,7 +29,7 @@ static allot_lease release(allot_leases *leases, uint64_t used_ns) {
   return lease;
 }
 
-static allot_lease look(const allot_leases *leases) {
+static allot_lease look(allot_leases *leases) {
   allot_lease lease;
   allot_lease_look(leases, clock_ns(), &lease);
   return lease;
@@ -52,24 +52,51 @@ static void turns_are_taken(void) {
   allot_leases first, second;
   join_seat(&first, take_seat(ANYTHING_GOES));
   allot_lease lease = want(&first);
-  CHECK(lease.held && lease.alone && !lease.contended && !lease.yield && lease.epoch == 1);
-  CHECK(lease.budget_ns == UINT64_MAX && !lease.latency_active && allot_lease_is_mine(&first));
+  CHECK(lease.held && lease.alone && !lease.contended && !lease.yield);
+  const uint64_t first_epoch = lease.epoch;
+  CHECK(lease.budget_ns == UINT64_MAX && !lease.latency_active);
   join_seat(&second, take_seat(ANYTHING_GOES));
-  CHECK(!look(&first).alone && allot_lease_is_mine(&first));
+  CHECK(!look(&first).alone && !allot_lease_is_called(&first));
   lease = want(&second);
   CHECK(!lease.held && lease.retry_ns > slow_ns);
-  CHECK(!allot_lease_is_mine(&first) && !allot_lease_is_mine(&second));
+  CHECK(allot_lease_is_called(&first) && !allot_lease_is_called(&second));
   lease = look(&first);
-  CHECK(lease.held && lease.contended);
+  CHECK(lease.held && lease.contended && !allot_lease_is_called(&first));
   lease = release(&first, 3 * MS);
-  CHECK(!lease.held && lease.epoch == 2);
+  const uint64_t second_epoch = lease.epoch;
+  CHECK(!lease.held && second_epoch > first_epoch);
   lease = look(&second);
-  CHECK(lease.held && lease.epoch == 2 && !lease.contended && allot_lease_is_mine(&second));
+  CHECK(lease.held && lease.epoch == second_epoch && !lease.contended);
   allot_leases_read(&second, &state);
   CHECK(state.seats[first.seat].used_ns == 3 * MS && state.seats[first.seat].leases == 1);
   allot_leases_leave(&second);
   CHECK(second.place == -1 && !look(&first).contended && want(&first).held);
   check_state(&first);
+  allot_leases_close(&second);
+  allot_leases_close(&first);
+  remove_device();
+}
+
+// The first of two seats, whose word counts of equally new ones, waits: the other still knows best
+// for how long it has the lease.
+static void a_prolonged_lease_lasts(void) {
+  make_device();
+  allot_leases first, second;
+  join_seat(&first, take_seat(ANYTHING_GOES));
+  join_seat(&second, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  allot_lease lease;
+  allot_lease_want(&first, now, &lease);
+  allot_lease_want(&second, now + MS, &lease);
+  allot_lease_release(&first, 50 * MS, 0, false, now + 2 * MS, &lease);
+  allot_lease_charge(&second, 0, 0, now + 2 * MS, &lease);
+  CHECK(lease.held);
+  allot_lease_want(&first, now + 3 * MS, &lease);
+  CHECK(!lease.held);
+  allot_lease_charge(&second, 10 * MS, 0, now + 14 * MS, &lease);
+  CHECK(lease.held && lease.contended && !lease.yield);
+  allot_lease_look(&second, now + 15 * MS, &lease);
+  CHECK(lease.held && lease.contended && !lease.yield);
   allot_leases_close(&second);
   allot_leases_close(&first);
   remove_device();
@@ -81,8 +108,8 @@ static void ceilings_are_told(void) {
   uint64_t terms =
       ALLOT_TERMS(1000, 1000, 100, ALLOT_CLASS_NORMAL, ALLOT_TERMS_TAKEN | ALLOT_TERMS_GOVERNED);
   join_seat(&own, take_seat(terms));
+  uint64_t now = slow_ns = monotonic_ns();  // no earlier than the budget's
   allot_lease lease = want(&own);
-  uint64_t now = slow_ns;
   CHECK(lease.held && lease.budget_ns > 0 && lease.budget_ns <= 25 * MS);
   allot_lease_charge(&own, 40 * MS, 0, now, &lease);
   CHECK(lease.held && lease.yield && lease.budget_ns == 0);
@@ -183,24 +210,42 @@ static void children_do_not_keep_a_dead_parents_place(void) {
 static void places_run_out_and_come_back(void) {
   make_device();
   int seat = take_seat(ANYTHING_GOES);
-  static allot_leases owners[ALLOT_PLACES];
+  static allot_leases owners[ALLOT_OWN_PLACES];
   allot_leases one_more;
-  for (int i = 0; i < (int)ALLOT_PLACES; i++) {
+  for (int i = 0; i < (int)ALLOT_OWN_PLACES; i++) {
     join_seat(&owners[i], seat);
     CHECK(owners[i].place == i);
   }
   open_seat(&one_more, seat);
   CHECK(allot_leases_join(&one_more) == -ENOSPC && one_more.place == -1);
-  CHECK(want(&owners[ALLOT_PLACES - 1]).held && !want(&owners[7]).held);
+  CHECK(want(&owners[ALLOT_OWN_PLACES - 1]).held && !want(&owners[7]).held);
   check_state(&one_more);
   allot_leases_close(&owners[5]);
   CHECK(allot_leases_join(&one_more) == 0 && one_more.place == 5);
-  CHECK(release(&owners[ALLOT_PLACES - 1], 0).epoch == 2 && look(&owners[7]).held);
-  for (int i = 0; i < (int)ALLOT_PLACES; i++) {
+  release(&owners[ALLOT_OWN_PLACES - 1], 0);
+  CHECK(look(&owners[7]).held);
+  for (int i = 0; i < (int)ALLOT_OWN_PLACES; i++) {
     if (i != 5) allot_leases_close(&owners[i]);
   }
   CHECK(look(&one_more).alone && want(&one_more).held);
   allot_leases_close(&one_more);
+  remove_device();
+}
+
+// Whoever reads a file can lock it for reading.
+static void readers_locks_keep_nobody_from_a_place(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  char path[128];
+  path_of_seat(serials[seat], path);
+  int descriptor = open(path, O_RDONLY);
+  struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+  CHECK(descriptor >= 0 && fcntl(descriptor, F_OFD_SETLK, &all) == 0);
+  allot_leases own;
+  join_seat(&own, seat);
+  CHECK(want(&own).held);
+  allot_leases_close(&own);
+  close(descriptor);
   remove_device();
 }
 
@@ -211,7 +256,7 @@ static void a_damaged_place_is_taken_anew(void) {
   join_seat(&other, take_seat(ANYTHING_GOES));
   CHECK(want(&own).held);
   uint64_t root = own.file->root;
-  allot_lease_state *in_force = &own.file->states[ALLOT_ROOT_BUFFER(root)];
+  allot_lease_state *in_force = &own.file->buffers[ALLOT_ROOT_BUFFER(root)].state;
   memset(in_force->places, 0, sizeof in_force->places);
   CHECK(wait_for_lease(&other, 100));
   CHECK(release(&other, 0).epoch != 0 && wait_for_lease(&own, 100));
@@ -269,18 +314,13 @@ static void who_lost_the_seat_is_best_effort(void) {
   allot_leases_read(&own, &state);
   CHECK(state.seats[seat].used_ns == 0 && state.seats[seat].serial == serials[seat]);
   CHECK(lease.held);  // nobody else wants it
-  CHECK(!want(&other).held && look(&own).yield);
-  CHECK(!release(&own, MS).held && look(&other).held);
+  // Nobody sees it, and it sees the others: it runs while nobody else wants to.
+  CHECK(want(&other).held && !look(&own).held);
+  CHECK(!want(&own).held);
+  release(&other, MS);
+  CHECK(look(&own).held);
   check_state(&own);
-
-  // A process that begins with the seat of a share that is gone.
-  allot_leases late;
-  CHECK(allot_leases_open(&late, contract_path, leases_path, seat, serials[seat] - 1) == 0);
-  CHECK(late.seat == (int)ALLOT_SEAT_UNBOOKED && allot_leases_join(&late) == 0);
-  CHECK(!want(&late).held);
   allot_leases_close(&other);
-  CHECK(wait_for_lease(&late, 100));
-  allot_leases_close(&late);
   allot_leases_close(&own);
   remove_device();
 }
@@ -346,62 +386,58 @@ static void write_at(const char *path, size_t offset, const void *data, size_t s
   close(descriptor);
 }
 
-static int try_to_open(void) {
+static int open_first(void) {
   allot_leases leases;
-  int error = allot_leases_open(&leases, contract_path, leases_path, 0, 2);
+  int error = try_to_open(&leases, 0, serials[0]);
   if (error == 0) allot_leases_close(&leases);
   return error;
 }
 
 static void damaged_files_are_refused(void) {
-  const uint32_t newer = ALLOT_LEASE_VERSION + 1;
+  const uint32_t newer = ALLOT_SEAT_VERSION + 1;
   uint64_t serial;
   allot_leases leases;
-  CHECK(allot_leases_open(&leases, "/nonexistent", "/nonexistent", 0, 1) == -ENOENT);
+  char own[128];
+  const allot_leases_paths none = {"/nonexistent", "/nonexistent", "/nonexistent", "/x", 0};
+  CHECK(allot_leases_open(&leases, &none, 0, 1) == -ENOENT);
   make_device();
-  CHECK(try_to_open() == 0);
-  CHECK(allot_contract_create(device, "GPU-0") == -EEXIST && try_to_open() == 0);
-  CHECK(allot_leases_open(&leases, contract_path, leases_path, -1, 1) == -EINVAL);
-  CHECK(allot_leases_open(&leases, contract_path, leases_path, ALLOT_SEATS, 1) == -EINVAL);
+  take_seat(ANYTHING_GOES);
+  CHECK(open_first() == 0);
+  CHECK(allot_contract_create(device, "GPU-0") == -EEXIST && open_first() == 0);
+  path_of_seat(serials[0], own);
+  allot_leases_paths paths = {contract_path, seats_path, own, lock_path, 0};
+  CHECK(allot_leases_open(&leases, &paths, -1, 1) == -EINVAL);
+  CHECK(allot_leases_open(&leases, &paths, ALLOT_SEATS, 1) == -EINVAL);
   // One for the other.
-  CHECK(allot_leases_open(&leases, leases_path, leases_path, 0, 1) == -EINVAL);
-  CHECK(allot_leases_open(&leases, contract_path, contract_path, 0, 1) == -EINVAL);
+  paths.contract = own;
+  CHECK(allot_leases_open(&leases, &paths, 0, 1) == -EINVAL);
+  paths.contract = paths.own = contract_path;
+  CHECK(allot_leases_open(&leases, &paths, 0, 1) == -EINVAL);
   write_at(contract_path, offsetof(allot_contract, version), &newer, sizeof newer);
-  CHECK(try_to_open() == -EPROTO);
+  CHECK(open_first() == -EPROTO);
   CHECK(allot_contract_take(device, "a", ANYTHING_GOES, &serial) == -EPROTO);
+  write_at(contract_path, 0, "garbage!", 8);
+  CHECK(open_first() == -EINVAL);
   remove_device();
 
-  make_device();
-  write_at(leases_path, offsetof(allot_leases_file, version), &newer, sizeof newer);
-  CHECK(try_to_open() == -EPROTO);
-  remove_device();
-
-  for (int i = 0; i < 2; i++) {
+  static const off_t lengths[] = {0, 8, 4096, (off_t)sizeof(allot_contract) - 1};
+  for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) {
     make_device();
-    write_at(i == 0 ? contract_path : leases_path, 0, "garbage!", 8);
-    CHECK(try_to_open() == -EINVAL);
+    take_seat(ANYTHING_GOES);
+    CHECK(truncate(contract_path, lengths[j]) == 0);
+    CHECK(open_first() == -EINVAL, "%zu", j);
+    CHECK(allot_contract_take(device, "a", ANYTHING_GOES, &serial) == -EINVAL);
+    CHECK(allot_contract_free(device, 0, 9) == -EINVAL);
     remove_device();
-
-    const off_t lengths[] = {0, 8, 4096, (off_t)sizeof(allot_contract) - 1,
-                             (off_t)sizeof(allot_leases_file) - 1};
-    for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) {
-      if (i == 0 && lengths[j] >= (off_t)sizeof(allot_contract)) continue;
-      make_device();
-      CHECK(truncate(i == 0 ? contract_path : leases_path, lengths[j]) == 0);
-      CHECK(try_to_open() == -EINVAL, "%d, %zu", i, j);
-      if (i == 0) CHECK(allot_contract_take(device, "a", ANYTHING_GOES, &serial) == -EINVAL);
-      CHECK(allot_contract_free(device, 0, 9) == (i == 0 ? -EINVAL : 0));
-      remove_device();
-    }
   }
 }
 
-// ---- files that a program of a share damaged, and that were put right ----
+// ---- a share's own file that one of its programs damaged, and that was put right ----
 
 static void goes_on(allot_leases *first, allot_leases *second, uint64_t now) {
   allot_lease lease;
   allot_lease_want(first, now, &lease);
-  CHECK(lease.held && allot_lease_is_mine(first));
+  CHECK(lease.held);
   allot_lease_want(second, now + MS, &lease);
   CHECK(!lease.held);
   allot_lease_release(first, MS, 0, false, now + 2 * MS, &lease);
@@ -414,25 +450,46 @@ static void goes_on(allot_leases *first, allot_leases *second, uint64_t now) {
 
 static void damaged_leases_are_put_right(void) {
   static const off_t lengths[] = {0, 1, 100, 4096, 20480, 30000, sizeof(allot_leases_file) - 1};
-  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+  static const size_t places[] = {0, offsetof(allot_leases_file, version),
+                                  offsetof(allot_leases_file, root)};
+  const uint64_t nonsense = UINT64_MAX;
+  const size_t count = sizeof lengths / sizeof *lengths, all = count + 3;
+  for (size_t i = 0; i < all; i++) {
     make_device();
     allot_leases first, second, newcomer;
+    char path[128];
     int one = take_seat(ANYTHING_GOES), other = take_seat(ANYTHING_GOES);
+    CHECK(one == 0);
+    path_of_seat(serials[one], path);
     join_seat(&first, one);
     join_seat(&second, other);
-    CHECK(allot_leases_mend(device) == 0);
+    CHECK(allot_leases_mend(path) == 0);
     goes_on(&first, &second, monotonic_ns());
 
-    CHECK(truncate(leases_path, lengths[i]) == 0);
-    CHECK(try_to_open() == -EINVAL);
-    CHECK(allot_leases_mend(device) == 1, "%zu", i);
-    CHECK(allot_leases_mend(device) == 0 && try_to_open() == 0);
-    check_state(&first);
-    // Who was there goes on, and nobody gets a place that is somebody's.
-    goes_on(&first, &second, monotonic_ns());
+    if (i < count) {
+      CHECK(truncate(path, lengths[i]) == 0);
+    } else {
+      write_at(path, places[i - count], &nonsense, sizeof(uint32_t));
+      // What nothing depends on is seen with the share's next decision.
+      allot_lease lease;
+      if (i < all - 1) allot_lease_charge(&first, 0, 0, monotonic_ns(), &lease);
+    }
+    CHECK(i == all - 1 || open_first() != 0);
+    // The other does without it meanwhile.
+    CHECK(want(&second).held);
+    bool is_seen = i >= count || lengths[i] < 12;  // its mark is gone
+    CHECK(!is_seen || (second.file->distrusted & 1u << one) != 0, "%zu", i);
+    release(&second, MS);
+    CHECK(allot_leases_mend(path) == 1, "%zu", i);
+    CHECK(allot_leases_mend(path) == 0 && open_first() == 0);
+    // Who was there goes on, and nobody gets a place that is somebody's. It is believed again
+    // later.
+    uint64_t later = monotonic_ns() + 11000 * MS;
+    goes_on(&first, &second, later);
+    CHECK(second.file->distrusted == 0);
     join_seat(&newcomer, one);
-    CHECK(newcomer.place != first.place && newcomer.place != second.place);
-    goes_on(&newcomer, &second, monotonic_ns());
+    CHECK(newcomer.place != first.place);
+    goes_on(&newcomer, &second, later + 100 * MS);
     allot_leases_close(&newcomer);
     allot_leases_close(&second);
     allot_leases_close(&first);
@@ -440,53 +497,50 @@ static void damaged_leases_are_put_right(void) {
   }
 }
 
-static void damaged_heads_are_put_right(void) {
-  const uint64_t nonsense = UINT64_MAX;
-  const uint32_t newer = ALLOT_LEASE_VERSION + 1;
-  static const size_t places[] = {0, offsetof(allot_leases_file, version),
-                                  offsetof(allot_leases_file, root)};
-  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-    make_device();
-    allot_leases first, second;
-    int one = take_seat(ANYTHING_GOES), other = take_seat(ANYTHING_GOES);
-    join_seat(&first, one);
-    join_seat(&second, other);
-    goes_on(&first, &second, monotonic_ns());
-    write_at(leases_path, places[i], &nonsense, sizeof newer);
-    CHECK(allot_leases_mend(device) == 1, "%zu", i);
-    CHECK(allot_leases_mend(device) == 0 && try_to_open() == 0);
-    goes_on(&first, &second, monotonic_ns());
-    allot_leases_close(&second);
-    allot_leases_close(&first);
-    remove_device();
-  }
-  // What is not ours is left alone.
+// Who wakes another without end is not heard for some time.
+static void storms_of_messages_are_not_heard(void) {
   make_device();
-  write_at(contract_path, offsetof(allot_contract, version), &newer, sizeof newer);
-  CHECK(truncate(leases_path, 0) == 0);
-  struct stat status;
-  CHECK(allot_leases_mend(device) == -EPROTO && stat(leases_path, &status) == 0);
-  CHECK(status.st_size == 0);
-  CHECK(unlink(contract_path) == 0 && allot_leases_mend(device) == -ENOENT);
+  allot_leases first, second;
+  int one = take_seat(ANYTHING_GOES);
+  join_seat(&first, one);
+  join_seat(&second, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  allot_lease lease;
+  allot_lease_want(&second, now, &lease);
+  CHECK(lease.held && !lease.alone);
+  for (int i = 0; i < 5000; i++) {
+    __atomic_add_fetch(&first.file->told[second.seat], 1, __ATOMIC_SEQ_CST);
+    if (i % 100 != 0) continue;
+    if (i < 1000) CHECK(allot_lease_is_called(&second));
+    allot_lease_look(&second, now += MS / 10, &lease);
+  }
+  CHECK(!allot_lease_is_called(&second) && (second.file->distrusted & 1u << one) != 0);
+  CHECK(lease.held && lease.alone);
+  allot_lease_look(&second, now + 11000 * MS, &lease);
+  CHECK(lease.held && !lease.alone && second.file->distrusted == 0);
+  allot_leases_close(&second);
+  allot_leases_close(&first);
   remove_device();
 }
 
 int main(void) {
   slow_ns = monotonic_ns();
   turns_are_taken();
+  a_prolonged_lease_lasts();
   ceilings_are_told();
   places_run_out_and_come_back();
   suspended_shares_get_no_lease();
   slow_ns = 0;
   closing_all_descriptors_keeps_the_place();
   children_do_not_keep_a_dead_parents_place();
+  readers_locks_keep_nobody_from_a_place();
   a_damaged_place_is_taken_anew();
   a_machine_that_was_started_again();
   who_lost_the_seat_is_best_effort();
   guarantees_are_not_promised_twice();
   damaged_files_are_refused();
   damaged_leases_are_put_right();
-  damaged_heads_are_put_right();
+  storms_of_messages_are_not_heard();
   puts("ok");
   return 0;
 }

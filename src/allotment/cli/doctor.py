@@ -21,7 +21,7 @@ from allotment.cli.groups import wants_colour
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
 from allotment.cli.options import output_option, state_option, usual_kubeconfig
-from allotment.ledger import read_contract, read_leases
+from allotment.ledger import read_contract
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
 from allotment.model.formats import format_count
@@ -203,7 +203,6 @@ def _turns(folder: StateFolder) -> Iterator[Finding]:
     for path in contracts:
         try:
             contract = read_contract(path)
-            read_leases(path.with_name("leases"))
         except LedgerError as error:
             name = f"turns on GPU {path.parent.name}"
             yield Finding(name, CheckResult.NOTE, error.message, error.hint or "")

@@ -60,7 +60,7 @@ def share_document(view: "ShareView") -> Document:
         "name": view.name,
         "state": str(view.state),
         "enforced": view.is_enforced,
-        "remark": view.remark or view.excess or None,
+        "remark": view.remark or view.excess or view.without_turns or None,
         "mode": share.mode if share else None,
         "injection": str(share.injection) if share else None,
         "simulated": share.spec if share else None,

@@ -175,8 +175,8 @@ def _print(status: "ShareStatus", *, is_wide: bool = False) -> None:
         rows = [row | {"GPU": short_uuid(row.get("GPU", ""))} for row in rows]
     print_table(columns, cells_of(columns, rows), is_wide=is_wide)
     for view in views:
-        if view.excess:
-            click.echo(f"warning: share {view.name}: {view.excess}", err=True)
+        for remark in filter(None, (view.excess, view.without_turns)):
+            click.echo(f"warning: share {view.name}: {remark}", err=True)
         if view.problem:
             click.echo(f"warning: share {view.name}: {view.problem.message}", err=True)
             if view.problem.hint:

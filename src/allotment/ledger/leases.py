@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the shares of one device take turns, from the agent's side: native/lease.h.
 
-A device's folder has `contract` (each share's terms, written here only) and `leases` (running,
-waiting and used time, written by the shares' processes). Readers copy both files and never map
-them. The shim's own C code changes a contract, under the state folder's lock.
+A device's folder has `contract` (each share's terms, written here only) and `seats/`: a file for
+each share, named by its seat's serial, which its processes write (running, waiting and used time).
+Readers copy the files and never map them. The shim's own C code changes a contract, under the state
+folder's lock.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import ctypes
 import errno
 import os
 import stat
-from dataclasses import dataclass
-from enum import Enum
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,27 +25,21 @@ from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _Content = TypeVar("_Content")
 
 CONTRACT: Final = "contract"
-LEASES: Final = "leases"
+SEATS: Final = "seats"
 
 _CLASSES: Final = (ComputeClass.LATENCY, ComputeClass.NORMAL, ComputeClass.BESTEFFORT)
 _FIELD: Final = 0x3FFF
 _CEILING_SHIFT, _WEIGHT_SHIFT, _CLASS_SHIFT = 14, 28, 42
-_HEAD_BYTES: Final = layout.LEASES_FILE_ROOT_AT + 8
+_CONTRACT_HEAD: Final = (layout.CONTRACT_MAGIC, layout.CONTRACT_VERSION)
+_SEAT_HEAD: Final = (layout.SEAT_MAGIC, layout.SEAT_VERSION)
+_HEAD_BYTES: Final = layout.LEASES_FILE_DISTRUSTED_AT + 8
 _PATIENCE: Final = 1000  # retries if a state changes while it is read
-
-
-class PlaceState(Enum):
-    """A process's activity on a device."""
-
-    IDLE = layout.PLACE_IDLE
-    WAITING = layout.PLACE_WAITING
-    HOLDING = layout.PLACE_HOLDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +114,12 @@ class SeatAccount:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """The turns of one device at one moment."""
+    """The turns of one device."""
 
-    epoch: int
-    waiting: int
-    accounts: dict[int, SeatAccount]
-    """By the seat's serial."""
+    accounts: Mapping[int, SeatAccount]
+    """By the seat's serial. Missing: its file is damaged, or the share is of an older version."""
+    distrusted: Mapping[int, tuple[str, ...]]
+    """By the seat's serial: the shares that go on without turns with it."""
 
 
 @cache
@@ -151,7 +146,7 @@ def library() -> ctypes.CDLL:
 
 
 def create_device(directory: Path, uuid: str) -> None:
-    """Create both files of a device in its existing folder.
+    """Create the contract and the seats' folder of a device in its existing folder.
 
     Raises `LedgerError` if they exist, or the disk is full or read-only.
     """
@@ -162,17 +157,24 @@ def create_device(directory: Path, uuid: str) -> None:
     )
 
 
-def mend(directory: Path) -> str:
-    """Repair `leases` if a program of a share damaged it; return the damage, or nothing.
+def seat_file(directory: Path, serial: int) -> Path:
+    """Return the path of a seat's file in a device's folder."""
+    return directory / SEATS / str(serial)
 
-    The file stays the same. Programs that access it while it is short die (SIGBUS); all others
-    continue, with accounts reset in the missing part.
 
-    Raises `LedgerError` if the contract is missing or damaged, or the file cannot be written.
+def mend(path: Path) -> str:
+    """Repair a seat's file if a program of its share damaged it; return the damage, or nothing.
+
+    The file stays the same. Programs of the share that access it while it is short die (SIGBUS);
+    all others continue, with accounts reset in the missing part.
+
+    Raises `LedgerError` if the file cannot be read or written.
     """
-    code = int(library().allot_leases_mend(os.fsencode(directory)))
-    _check(code, directory, "repair its file of turns")
-    grown = cut_down(directory / LEASES, layout.LEASES_FILE_SIZE)
+    code = int(library().allot_leases_mend(os.fsencode(path)))
+    if code == -errno.ENOENT:  # a share of an older version
+        return ""
+    _check(code, path, "repair its file of turns")
+    grown = cut_down(path, layout.LEASES_FILE_SIZE)
     damage = "truncated or overwritten" if code > 0 else ""
     return f"longer by {format_bytes(grown)}" if grown else damage
 
@@ -256,9 +258,9 @@ class DeviceFiles:
         """Whether the shares of a contract's device take turns."""
         return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
 
-    def leases(self, path: Path) -> Leases:
-        """Return the turns of a device."""
-        return _once(self._leases, path, read_leases)
+    def leases(self, contract: Path, seats: Path) -> Leases:
+        """Return what the shares of a device publish, by its contract and its folder `seats`."""
+        return _once(self._leases, contract, lambda path: read_leases(read_contract(path), seats))
 
     def _contract(self, path: Path) -> bytes:
         return _once(self._contracts, path, _contract_bytes)
@@ -278,27 +280,88 @@ def _once(
     return known[inode]
 
 
-def read_leases(path: Path) -> Leases:
-    """Read the current, consistent turns of a device. Raises `LedgerError`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
+def read_leases(contract: Contract, seats: Path) -> Leases:
+    """Read what the shares of a device publish of themselves, in the folder `seats`.
+
+    A damaged file is its own share's loss: that share has no account.
+    """
+    news = {}
+    for taken in contract.seats:
+        with suppress(OSError, LedgerError):
+            news[taken.seat.serial] = _read_seat(seats / str(taken.seat.serial), taken.seat)
+    lent: dict[int, int] = {}
+    distrusted: dict[int, tuple[str, ...]] = {}
+    for taken in contract.seats:
+        if (new := news.get(taken.seat.serial)) is None:
+            continue
+        for serial, lent_ns in new.lent:
+            lent[serial] = lent.get(serial, 0) + lent_ns
+        for other in contract.seats:
+            if new.distrusted >> other.seat.number & 1:
+                serial = other.seat.serial
+                distrusted[serial] = (*distrusted.get(serial, ()), taken.share_id)
+    accounts = {
+        serial: replace(new.account, lent_ns=lent.get(serial, 0)) for serial, new in news.items()
+    }
+    return Leases(accounts, distrusted)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeatNews:
+    """The content of one seat's file."""
+
+    account: SeatAccount
+    lent: tuple[tuple[int, int], ...]
+    """Serials of other seats, and their guaranteed time that this share used."""
+    distrusted: int
+    """A bit for each seat."""
+
+
+def _read_seat(path: Path, seat: Seat) -> _SeatNews:
+    """Raises `OSError` or `LedgerError`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
     try:
         for _ in range(_PATIENCE):
             head = os.pread(descriptor, _HEAD_BYTES, 0)
-            _check_head(path, head, size=_HEAD_BYTES, magic=layout.LEASES_MAGIC)
-            root = head[layout.LEASES_FILE_ROOT_AT :]
-            buffer = u64(root, 0) >> 16 & 0xFFFF
-            if buffer >= 2 * layout.PLACES:
+            _check_head(path, head, size=_HEAD_BYTES, head=_SEAT_HEAD)
+            root = u64(head, layout.LEASES_FILE_ROOT_AT)
+            buffer = root >> 16 & 0xFFFF
+            if buffer >= 2 * layout.OWN_PLACES:
                 raise damaged(path, f"its state number is {buffer}")
-            at = layout.LEASES_FILE_STATES_AT + buffer * layout.LEASE_STATE_SIZE
-            state = os.pread(descriptor, layout.LEASE_STATE_SIZE, at)
-            if os.pread(descriptor, 8, layout.LEASES_FILE_ROOT_AT) == root:
-                return _leases(path, state)
+            at = layout.LEASES_FILE_BUFFERS_AT + buffer * layout.SEAT_BUFFER_SIZE
+            data = os.pread(descriptor, layout.SEAT_BUFFER_STATE_AT, at)
+            if len(data) < layout.SEAT_BUFFER_STATE_AT:
+                raise damaged(path, f"its state has {len(data)} bytes")
+            if u64(data, layout.SEAT_FACTS_ROOT_AT) == root:
+                distrusted = u64(head, layout.LEASES_FILE_DISTRUSTED_AT)
+                return _SeatNews(_account(data, seat), tuple(_lent(data)), distrusted)
     finally:
         os.close(descriptor)
     raise damaged(path, "it changes constantly")
+
+
+def _account(data: bytes, seat: Seat) -> SeatAccount:
+    at = layout.SEAT_FACTS_ACCOUNT_AT
+    if u64(data, at + layout.SEAT_STATE_SERIAL_AT) != seat.serial:
+        return SeatAccount()
+    holding = layout.SEAT_FACTS_HOLDING_AT + layout.PLACE_STATE_STATE_AT
+    return SeatAccount(
+        used_ns=u64(data, at + layout.SEAT_STATE_USED_NS_AT),
+        borrowed_ns=u64(data, at + layout.SEAT_STATE_BORROWED_NS_AT),
+        leases=u64(data, at + layout.SEAT_STATE_LEASES_AT),
+        evictions=u64(data, at + layout.SEAT_STATE_EVICTIONS_AT),
+        holding=int(data[holding] == layout.PLACE_HOLDING),
+        waiting=u32(data, layout.SEAT_FACTS_WAITING_AT),
+    )
+
+
+def _lent(data: bytes) -> Iterator[tuple[int, int]]:
+    for seat in range(layout.SEATS):
+        at = layout.SEAT_BUFFER_LENT_AT + seat * layout.LENT_SIZE
+        serial = u64(data, at + layout.LENT_SERIAL_AT)
+        if serial:
+            yield serial, u64(data, at + layout.LENT_LENT_NS_AT)
 
 
 def damaged(path: Path, why: str) -> LedgerError:
@@ -343,15 +406,15 @@ def text(data: bytes, at: int, size: int) -> str:
     return data[at : at + size].split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _check_head(path: Path, data: bytes, *, size: int, magic: int) -> None:
+def _check_head(path: Path, data: bytes, *, size: int, head: tuple[int, int]) -> None:
     if len(data) < size:
         raise damaged(path, f"it has {len(data)} bytes, {size} are needed")
+    magic, version = head
     if u64(data, 0) != magic:
         raise damaged(path, "it does not start with the magic number")
-    version = u32(data, 8)
-    if version != layout.LEASE_VERSION:
+    if u32(data, 8) != version:
         raise LedgerError(
-            f"{path}: version {version}, this program reads {layout.LEASE_VERSION}",
+            f"{path}: version {u32(data, 8)}, this program reads {version}",
             hint=(
                 "use the version of Allotment that created it, or end the GPU's shares and "
                 f"remove {path.parent}"
@@ -366,7 +429,7 @@ def _contract_bytes(path: Path) -> bytes:
             data = path.read_bytes()
         except OSError as error:
             raise damaged(path, error.strerror or str(error)) from error
-        _check_head(path, data, size=layout.CONTRACT_SIZE, magic=layout.CONTRACT_MAGIC)
+        _check_head(path, data, size=layout.CONTRACT_SIZE, head=_CONTRACT_HEAD)
         before, generation = generation, u64(data, layout.CONTRACT_GENERATION_AT)
         if before == generation:
             return data
@@ -393,40 +456,6 @@ def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
     )
     seat = Seat(number, u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
     return TakenSeat(seat, text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
-
-
-def _leases(path: Path, state: bytes) -> Leases:
-    # An unwritten state is a hole at the end of the file: all zero.
-    if len(state) < layout.LEASE_STATE_SIZE:
-        if state.strip(b"\0"):
-            raise damaged(path, f"its state has {len(state)} bytes")
-        state = state.ljust(layout.LEASE_STATE_SIZE, b"\0")
-    counts: dict[tuple[int, int], int] = {}
-    for place in range(layout.PLACES):
-        at = layout.LEASE_STATE_PLACES_AT + place * layout.PLACE_STATE_SIZE
-        seat = int.from_bytes(state[at : at + 2], "little")
-        at += layout.PLACE_STATE_STATE_AT
-        doing = int.from_bytes(state[at : at + 2], "little")
-        counts[seat, doing] = counts.get((seat, doing), 0) + 1
-    accounts = {}
-    for seat in range(layout.SEATS):
-        at = layout.LEASE_STATE_SEATS_AT + seat * layout.SEAT_STATE_SIZE
-        serial = u64(state, at + layout.SEAT_STATE_SERIAL_AT)
-        if serial:
-            accounts[serial] = SeatAccount(
-                used_ns=u64(state, at + layout.SEAT_STATE_USED_NS_AT),
-                borrowed_ns=u64(state, at + layout.SEAT_STATE_BORROWED_NS_AT),
-                lent_ns=u64(state, at + layout.SEAT_STATE_LENT_NS_AT),
-                leases=u64(state, at + layout.SEAT_STATE_LEASES_AT),
-                evictions=u64(state, at + layout.SEAT_STATE_EVICTIONS_AT),
-                holding=counts.get((seat, PlaceState.HOLDING.value), 0),
-                waiting=counts.get((seat, PlaceState.WAITING.value), 0),
-            )
-    return Leases(
-        epoch=u64(state, layout.LEASE_STATE_EPOCH_AT),
-        waiting=u32(state, layout.LEASE_STATE_WAITING_AT),
-        accounts=accounts,
-    )
 
 
 _BLOCK = 512  # the unit of st_blocks, on every file system

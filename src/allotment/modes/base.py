@@ -22,6 +22,8 @@ class Turns:
     account: SeatAccount
     is_governed: bool
     """A share of the device requested compute: all take turns, and GPU time is measured."""
+    distrusted_by: tuple[str, ...] = ()
+    """Shares that go on without turns with it: its file is damaged, or it does not give way."""
 
 
 class Mode:

@@ -43,8 +43,9 @@ class SoftMode(Mode):
                 terms = Terms(
                     placed.compute or request.compute, is_oversubscribed=request.may_oversubscribe
                 )
-                seats.append(turns.take_seat(devices, placed.device.uuid, share, terms))
-                turns.link_files(devices, placed.device.uuid, directory, index)
+                uuid = placed.device.uuid
+                seats.append(turns.take_seat(devices, uuid, share, terms))
+                turns.link_files(devices, uuid, directory, index, seats[-1])
             create_ledger(directory, placement, share=share, name=name, seats=seats)
         except BaseException:
             turns.free_seats(devices, share)
@@ -80,7 +81,7 @@ class SoftMode(Mode):
         terms_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                terms = files.terms(directory / turns.link_names(index)[0], device.seat)
+                terms = files.terms(directory / turns.link_names(index).contract, device.seat)
                 if terms is not None:
                     terms_by_uuid[device.uuid] = terms
         return terms_by_uuid
@@ -91,9 +92,14 @@ class SoftMode(Mode):
         turns_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                contract, leases = (directory / name for name in turns.link_names(index))
-                account = files.leases(leases).accounts.get(device.seat.serial, SeatAccount())
-                turns_by_uuid[device.uuid] = Turns(account, files.is_governed(contract))
+                names = turns.link_names(index)
+                contract = directory / names.contract
+                leases = files.leases(contract, directory / names.seats)
+                turns_by_uuid[device.uuid] = Turns(
+                    leases.accounts.get(device.seat.serial, SeatAccount()),
+                    files.is_governed(contract),
+                    leases.distrusted.get(device.seat.serial, ()),
+                )
         return turns_by_uuid
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:

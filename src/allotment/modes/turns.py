@@ -2,9 +2,11 @@
 """The devices' folders, with the files by which shares take turns.
 
     devices/UUID/contract       the promises to each share
-    devices/UUID/leases         running and waiting processes, and used time
+    devices/UUID/seats/SERIAL   a share's running and waiting processes, and used time
 
-A share has a seat in the contract of each of its devices, and hard links to both files. A seat is
+A share has a seat in the contract of each of its devices. Its folder has hard links to the contract
+and to its seat's file, and a link to the folder of all seats, which its programs only read. A seat
+is
 taken before its share is visible and freed after it is hidden. `sweep` frees seats left by an
 interruption in between. The caller holds the state folder's lock.
 """
@@ -21,7 +23,7 @@ from typing import Final
 
 from allotment.ledger.leases import (
     CONTRACT,
-    LEASES,
+    SEATS,
     Contract,
     Seat,
     Terms,
@@ -30,6 +32,7 @@ from allotment.ledger.leases import (
     free,
     mend,
     read_contract,
+    seat_file,
     take,
 )
 from allotment.model.errors import LedgerError
@@ -39,9 +42,20 @@ _DRAFT = ".new-"
 _SHARED = 0o002
 
 
-def link_names(index: int) -> tuple[str, str]:
-    """Return the names of both files in a share's folder, for its device number `index`."""
-    return f"{CONTRACT}-{index}", f"{LEASES}-{index}"
+@dataclass(frozen=True, slots=True)
+class LinkNames:
+    """The names in a share's folder for one of its devices."""
+
+    contract: str
+    seats: str
+    """The folder of all seats' files."""
+    own: str
+    """The share's own file in it, which its programs write."""
+
+
+def link_names(index: int) -> LinkNames:
+    """Return the names in a share's folder for its device number `index`."""
+    return LinkNames(f"{CONTRACT}-{index}", f"{SEATS}-{index}", f"seat-{index}")
 
 
 def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
@@ -55,17 +69,22 @@ def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
         if share.encode() in (folder / CONTRACT).read_bytes():
             _free_seats(folder, read_contract(folder / CONTRACT), share)
     seat = take(folder, share, terms)
-    _mend(folder, beside=share)
+    _mend(folder)
     return seat
 
 
-def link_files(devices: Path, uuid: str, directory: Path, index: int) -> None:
-    """Link both files of a device into a share's directory, as its device number `index`."""
-    for file, name in zip((CONTRACT, LEASES), link_names(index), strict=True):
-        source = devices / uuid / file
+def link_files(devices: Path, uuid: str, directory: Path, index: int, seat: Seat) -> None:
+    """Link the files of a device into a share's directory, as its device number `index`."""
+    names, device = link_names(index), devices / uuid
+    for source, name in (
+        (device / CONTRACT, names.contract),
+        (seat_file(device, seat.serial), names.own),
+    ):
         if not stat.S_ISREG(source.lstat().st_mode):
             raise damaged(source, "it is no file")
         os.link(source, directory / name, follow_symlinks=False)
+    # The share is moved to its place beside its draft: the relative path stays right.
+    (directory / names.seats).symlink_to(os.path.relpath(device / SEATS, directory))
 
 
 def free_seats(devices: Path, share: str) -> None:
@@ -102,20 +121,30 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
                 _free_seats(path, contract, removed)
         with suppress(LedgerError):  # as above
             _mend(path)
+            _remove_old_seats(path)
 
 
-def _mend(path: Path, *, beside: str = "") -> None:
-    """Repair the leases of a device, and record the shares with access, except a new one."""
-    damage = mend(path)
-    if not damage:
-        return
-    suspects = {taken.share_id for taken in read_contract(path / CONTRACT).seats} - {beside}
-    record_tampering(
-        f"GPU {path.name}: the file by which its shares take turns was {damage}, by a program of"
-        f" one of them ({', '.join(sorted(suspects)) or 'those that ended'}); it is repaired",
-        suspects,
-        device=path.name,
-    )
+def _mend(path: Path) -> None:
+    """Repair the seats' files of a device, and record the shares that damaged them."""
+    contract = read_contract(path / CONTRACT)
+    for taken in contract.seats:
+        with suppress(LedgerError):  # another user's: its owner repairs it
+            if damage := mend(seat_file(path, taken.seat.serial)):
+                record_tampering(
+                    f"GPU {path.name}: the file by which share {taken.share_id} takes turns was"
+                    f" {damage}, by a program of it; it is repaired",
+                    [taken.share_id],
+                    device=path.name,
+                )
+
+
+def _remove_old_seats(path: Path) -> None:
+    """Remove the files of seats that were never taken, or could not be removed when freed."""
+    serials = {str(taken.seat.serial) for taken in read_contract(path / CONTRACT).seats}
+    with suppress(OSError):  # another user's, or a folder of an older version
+        for file in (path / SEATS).iterdir():
+            if file.name not in serials and not file.name.startswith("."):
+                file.unlink()
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:
@@ -132,20 +161,24 @@ def _folders(devices: Path) -> list[Path]:
 
 
 def _device_folder(devices: Path, uuid: str) -> Path:
-    """Return a device's folder; it appears by one rename, with both files."""
+    """Return a device's folder; it appears by one rename, complete."""
     path = devices / uuid
+    is_shared = bool(devices.stat().st_mode & _SHARED)
     if path.is_dir():
+        # A folder of an older version: its shares take turns among themselves until they end.
+        seats = path / SEATS
+        if not seats.is_dir():
+            seats.mkdir()
+            seats.chmod(0o1777 if is_shared else 0o755)
         return path
     draft = devices / f"{_DRAFT}{uuid}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     draft.chmod(0o755)
     create_device(draft, uuid)
-    # In a folder for all users, each of them takes seats. Their programs take turns; in another
-    # folder, so do all users inside a share, and no other user reaches the file.
-    is_shared = bool(devices.stat().st_mode & _SHARED)
+    # In a folder for all users, each of them takes seats.
     (draft / CONTRACT).chmod(0o666 if is_shared else 0o644)
-    (draft / LEASES).chmod(0o666)
+    (draft / SEATS).chmod(0o1777 if is_shared else 0o755)
     draft.rename(path)
     return path
 
@@ -162,7 +195,7 @@ class Damage:
     shares: tuple[ShareId, ...]
     """Shares whose programs have access to the file."""
     device: str = ""
-    """UUID of the device, if all its shares use the file."""
+    """UUID of the device, if the file is one by which its shares take turns."""
 
 
 _damages: deque[Damage] = deque(maxlen=_MOST)  # its methods are atomic

@@ -127,9 +127,10 @@ def _of_share(content: CdiContent, devices: int) -> Iterator[HostMount]:
     yield HostMount(str(directory / "policy"), f"{inside}/policy")
     yield HostMount(str(directory / "usage"), f"{inside}/usage", is_read_only=False)
     for index in range(devices):
-        contract, leases = link_names(index)
-        yield HostMount(str(directory / contract), f"{inside}/{contract}")
-        yield HostMount(str(directory / leases), f"{inside}/{leases}", is_read_only=False)
+        names = link_names(index)
+        yield HostMount(str(directory / names.contract), f"{inside}/{names.contract}")
+        yield HostMount(str(directory / names.seats), f"{inside}/{names.seats}")
+        yield HostMount(str(directory / names.own), f"{inside}/{names.own}", is_read_only=False)
     shim = content.shim.parent
     yield HostMount(str(shim), f"{_INSIDE}/shim/{shim.name}")
     yield HostMount(str(content.preload), "/etc/ld.so.preload")

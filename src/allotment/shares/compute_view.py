@@ -36,6 +36,8 @@ class ComputeView:
     """None: no earlier look to compare with."""
     takes_turns: bool = True
     """False: it runs at the same time as others (MPS), and is not measured."""
+    distrusted_by: tuple[str, ...] = ()
+    """Shares that take no turns with it."""
 
     @property
     def state(self) -> str | None:

@@ -6,7 +6,7 @@
     events                  what happened to shares, one line each, the oldest dropped
     queue/                  commands that wait for room, one file each, by arrival
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
-    devices/UUID/           contract and leases: how the shares of a device take turns
+    devices/UUID/           contract and seats: how the shares of a device take turns
     modes/UUID.json         the modes that a GPU may have, if restricted
     mig/UUID/               our MIG slices, and the lock for choosing their places
     mps/UUID/               the files of a GPU's MPS control daemon

@@ -207,7 +207,7 @@ def _build(
         failpoint("create.enforced")
         if folder.is_closed() or order.injection in {Injection.CDI, Injection.MOUNTS}:
             # Its programs take slots and turns as any user.
-            for path in (draft / "usage", *draft.glob("leases-*")):
+            for path in (draft / "usage", *draft.glob("seat-*")):
                 if path.exists():
                     path.chmod(0o666)
         if door.fill is not None:

@@ -152,9 +152,19 @@ class ShareView:
         return "; ".join(each.overuse for each in self.devices if each.overuse)
 
     @property
+    def without_turns(self) -> str:
+        """Which shares take no turns with it; empty: all do."""
+        return "; ".join(
+            f"GPU {each.uuid}: its file of turns is damaged or it did not give way, so"
+            f" {', '.join(each.compute.distrusted_by)} computes without turns with it"
+            for each in self.devices
+            if each.compute and each.compute.distrusted_by
+        )
+
+    @property
     def is_enforced(self) -> bool:
         """True if all of its processes are held to the limit; false for a damaged share."""
-        if self.problem is not None or self.remark or self.excess:
+        if self.problem is not None or self.remark or self.excess or self.without_turns:
             return False
         return all(process.is_enforced for process in self.processes)
 
@@ -444,6 +454,7 @@ def _compute(
         driver_percent=driver_percent,
         read_ns=ledger.read_ns,
         takes_turns=turns is not None,
+        distrusted_by=() if turns is None else turns.distrusted_by,
     )
 
 

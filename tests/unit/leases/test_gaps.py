@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 
 from lease_simulator import MS, US, Device, Program, S, always
-from lease_states import WHOLE, Kind, terms
+from lease_states import WHOLE, Kind, PlaceIs, terms
 
 SPLITS = ((7500, 2500), (5000, 5000), (1000, 9000), (9900, 100))
 LAUNCHES = (200 * US, 5 * MS, 50 * MS)
@@ -126,3 +126,19 @@ def test_a_share_that_may_be_back_at_any_moment_is_seen() -> None:
     assert core.state.is_lent == 1
     core.decide(Kind.CHARGE, S + 30 * MS, place=1, used_ns=25 * MS)
     assert core.state.is_lent == 0  # it is gone
+
+
+def test_nothing_counts_as_kept_before_the_lease_was_given() -> None:
+    """Another share may have given it since this one's last event."""
+    core = Device().core
+    for seat in range(2):
+        core.take_seat(seat, terms(5000))
+        core.decide(Kind.JOIN, S, place=seat, seat=seat)
+    core.decide(Kind.WANT, S, place=0, launch_ns=50 * MS)
+    core.decide(Kind.WANT, S, place=1, launch_ns=MS)
+    core.state.places[0].state, core.state.places[1].state = PlaceIs.WAITING, PlaceIs.HOLDING
+    core.state.holder, core.state.next = 1, 0
+    core.state.granted_ns = S + 9 * MS
+    before = core.state.seats[1].grace_ns
+    core.decide(Kind.LOOK, S + 10 * MS)
+    assert core.state.seats[1].grace_ns > before

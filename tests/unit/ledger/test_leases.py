@@ -40,8 +40,7 @@ def test_a_new_device_promises_nothing(device: Path) -> None:
     found = contract(device)
     assert (found.uuid, found.seats, found.is_governed) == ("GPU-0", (), False)
     assert found.quantum_us > 0
-    turns = leases.read_leases(device / "leases")
-    assert (turns.epoch, turns.waiting, turns.accounts) == (0, 0, {})
+    assert leases.read_leases(found, device / "seats") == leases.Leases({}, {})
 
 
 def test_making_it_twice_leaves_the_first(device: Path) -> None:
@@ -135,43 +134,61 @@ def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> Non
         assert undisturbed(took, lambda seconds: seconds < AT_ONCE_S) < AT_ONCE_S
 
 
+@pytest.fixture
+def seat(device: Path) -> Seat:
+    return leases.take(device, "one", HALF)
+
+
+@pytest.fixture
+def own(device: Path, seat: Seat) -> Path:
+    """The file of the one seat."""
+    return leases.seat_file(device, seat.serial)
+
+
+def read(device: Path) -> leases.Leases:
+    return leases.read_leases(contract(device), device / "seats")
+
+
 @pytest.mark.parametrize("length", [0, 8, 4096, layout.LEASES_FILE_SIZE - 1])
-def test_leases_that_were_cut_short_are_put_right(device: Path, length: int) -> None:
-    seat = leases.take(device, "one", HALF)
-    before = (device / "leases").stat().st_ino
-    os.truncate(device / "leases", length)
-    assert "truncated" in leases.mend(device)
-    assert leases.mend(device) == ""
-    status = (device / "leases").stat()
+def test_leases_that_were_cut_short_are_put_right(
+    device: Path, seat: Seat, own: Path, length: int
+) -> None:
+    before = own.stat().st_ino
+    os.truncate(own, length)
+    assert "truncated" in leases.mend(own)
+    assert leases.mend(own) == ""
+    status = own.stat()
     assert (status.st_ino, status.st_size) == (before, layout.LEASES_FILE_SIZE)
-    assert leases.read_leases(device / "leases").accounts == {}
+    assert read(device).accounts == {seat.serial: SeatAccount()}
     assert leases.DeviceFiles().terms(device / "contract", seat) == HALF
 
 
 @pytest.mark.parametrize("at", [0, layout.LEASES_FILE_VERSION_AT, layout.LEASES_FILE_ROOT_AT])
-def test_a_head_that_was_written_over_is_put_right(device: Path, at: int) -> None:
-    with (device / "leases").open("r+b") as file:
+def test_a_head_that_was_written_over_is_put_right(device: Path, own: Path, at: int) -> None:
+    with own.open("r+b") as file:
         file.seek(at)
         file.write(b"\xff" * 4)
-    assert "overwritten" in leases.mend(device)
-    assert leases.read_leases(device / "leases").epoch == 0
+    assert read(device).accounts == {}
+    assert "overwritten" in leases.mend(own)
+    assert list(read(device).accounts.values()) == [SeatAccount()]
 
 
-def test_leases_that_were_made_longer_are_cut(device: Path) -> None:
-    with (device / "leases").open("r+b") as file:
+def test_leases_that_were_made_longer_are_cut(own: Path) -> None:
+    with own.open("r+b") as file:
         file.seek(layout.LEASES_FILE_SIZE + (1 << 20))
         file.write(b"x")
-    assert "longer by 1" in leases.mend(device)
-    assert (device / "leases").stat().st_size == layout.LEASES_FILE_SIZE
-    assert leases.mend(device) == ""
+    assert "longer by 1" in leases.mend(own)
+    assert own.stat().st_size == layout.LEASES_FILE_SIZE
+    assert leases.mend(own) == ""
 
 
-def test_leases_of_a_damaged_contract_are_left_alone(device: Path) -> None:
-    (device / "contract").write_bytes(b"x" * 9000)
-    os.truncate(device / "leases", 0)
-    with pytest.raises(LedgerError):
-        leases.mend(device)
-    assert (device / "leases").stat().st_size == 0
+def test_the_file_of_an_older_version_is_not_missed(device: Path) -> None:
+    assert leases.mend(leases.seat_file(device, 99)) == ""
+
+
+def test_a_seat_that_is_freed_has_no_file(device: Path, seat: Seat, own: Path) -> None:
+    leases.free(device, seat)
+    assert not own.exists()
 
 
 def test_seats_are_limited_and_that_is_said(device: Path) -> None:
@@ -186,83 +203,83 @@ def test_a_device_that_is_gone_has_no_seats_to_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("contract", None, "No such file"),
-        ("contract", b"", "0 bytes"),
-        ("contract", b"x" * 9000, "magic number"),
-        ("leases", None, "No such file"),
-        ("leases", b"", "0 bytes"),
-        ("leases", b"x" * 9000, "magic number"),
-    ],
+    ("content", "says"),
+    [(None, "No such file"), (b"", "0 bytes"), (b"x" * 9000, "magic number")],
 )
-def test_damage_is_named_with_the_next_step(
-    device: Path, name: str, content: bytes | None, says: str
-) -> None:
-    path = device / name
+def test_damage_is_named_with_the_next_step(device: Path, content: bytes | None, says: str) -> None:
+    path = device / "contract"
     if content is None:
         path.unlink()
     else:
         path.write_bytes(content)
     with pytest.raises(LedgerError, match=says) as caught:
-        (leases.read_contract if name == "contract" else leases.read_leases)(path)
+        leases.read_contract(path)
     assert str(path) in caught.value.message
     assert "rm -r" in (caught.value.hint or "")
-    if name == "contract":
-        with pytest.raises(LedgerError, match=str(device)):
-            leases.take(device, "ab12", HALF)
+    with pytest.raises(LedgerError, match=str(device)):
+        leases.take(device, "ab12", HALF)
 
 
-def test_a_state_that_is_cut_off_is_named(device: Path) -> None:
-    path = device / "leases"
-    os.truncate(path, layout.LEASES_FILE_STATES_AT)
-    with path.open("ab") as file:
-        file.write(b"half a state")
-    with pytest.raises(LedgerError, match="its state has 12 bytes"):
-        leases.read_leases(path)
+@pytest.mark.parametrize("kind", ["cut", "folder", "fifo", "link", "gone"])
+def test_what_is_no_seats_file_costs_its_share_the_account(
+    device: Path, own: Path, kind: str
+) -> None:
+    other = leases.take(device, "two", Terms(Compute()))
+    if kind == "cut":
+        os.truncate(own, layout.LEASES_FILE_BUFFERS_AT + 12)
+    else:
+        own.unlink()
+        if kind == "folder":
+            own.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(own)
+        elif kind == "link":
+            own.symlink_to(leases.seat_file(device, other.serial))
+    assert list(read(device).accounts) == [other.serial]
 
 
 def test_another_version_is_named(device: Path) -> None:
-    for name in ("contract", "leases"):
-        with (device / name).open("r+b") as file:
-            file.seek(layout.CONTRACT_VERSION_AT)
-            file.write((layout.LEASE_VERSION + 1).to_bytes(4, "little"))
-    named = f"version {layout.LEASE_VERSION + 1}, this program reads {layout.LEASE_VERSION}"
+    with (device / "contract").open("r+b") as file:
+        file.seek(layout.CONTRACT_VERSION_AT)
+        file.write((layout.CONTRACT_VERSION + 1).to_bytes(4, "little"))
+    named = f"version {layout.CONTRACT_VERSION + 1}, this program reads {layout.CONTRACT_VERSION}"
     with pytest.raises(LedgerError, match=named):
         leases.read_contract(device / "contract")
-    with pytest.raises(LedgerError, match=named):
-        leases.read_leases(device / "leases")
 
 
-def test_reads_the_state_in_force(device: Path) -> None:
-    buffer, seat, serial = 7, 5, 99
-    state = bytearray(layout.LEASE_STATE_SIZE)
-    struct.pack_into("<Q", state, layout.LEASE_STATE_EPOCH_AT, 12)
-    at = layout.LEASE_STATE_SEATS_AT + seat * layout.SEAT_STATE_SIZE
-    for field, value in (
-        (layout.SEAT_STATE_SERIAL_AT, serial),
-        (layout.SEAT_STATE_USED_NS_AT, 1000),
-        (layout.SEAT_STATE_BORROWED_NS_AT, 300),
-        (layout.SEAT_STATE_LENT_NS_AT, 40),
-        (layout.SEAT_STATE_LEASES_AT, 3),
-        (layout.SEAT_STATE_EVICTIONS_AT, 1),
+def test_reads_what_the_shares_publish(device: Path, seat: Seat, own: Path) -> None:
+    lender = leases.take(device, "two", Terms(Compute()))
+    buffer, root = 7, 1 << 33 | 7 << 16 | 1
+    data = bytearray(layout.SEAT_BUFFER_SIZE)
+    account = layout.SEAT_FACTS_ACCOUNT_AT
+    for at, value in (
+        (layout.SEAT_FACTS_ROOT_AT, root),
+        (account + layout.SEAT_STATE_SERIAL_AT, seat.serial),
+        (account + layout.SEAT_STATE_USED_NS_AT, 1000),
+        (account + layout.SEAT_STATE_BORROWED_NS_AT, 300),
+        (account + layout.SEAT_STATE_LEASES_AT, 3),
+        (account + layout.SEAT_STATE_EVICTIONS_AT, 1),
+        (layout.SEAT_BUFFER_LENT_AT + layout.LENT_SERIAL_AT, lender.serial),
+        (layout.SEAT_BUFFER_LENT_AT + layout.LENT_LENT_NS_AT, 40),
     ):
-        struct.pack_into("<Q", state, at + field, value)
-    for place, doing in ((0, layout.PLACE_HOLDING), (9, layout.PLACE_WAITING)):
-        at = layout.LEASE_STATE_PLACES_AT + place * layout.PLACE_STATE_SIZE
-        struct.pack_into("<HH", state, at, seat, doing)
-    with (device / "leases").open("r+b") as file:
-        file.seek(layout.LEASES_FILE_STATES_AT + buffer * layout.LEASE_STATE_SIZE)
-        file.write(state)
+        struct.pack_into("<Q", data, at, value)
+    struct.pack_into("<I", data, layout.SEAT_FACTS_WAITING_AT, 1)
+    data[layout.SEAT_FACTS_HOLDING_AT + layout.PLACE_STATE_STATE_AT] = layout.PLACE_HOLDING
+    with own.open("r+b") as file:
+        file.seek(layout.LEASES_FILE_BUFFERS_AT + buffer * layout.SEAT_BUFFER_SIZE)
+        file.write(data)
         file.seek(layout.LEASES_FILE_ROOT_AT)
-        file.write(struct.pack("<Q", 1 << 33 | buffer << 16 | 1))
-    turns = leases.read_leases(device / "leases")
-    assert turns.epoch == 12
+        file.write(struct.pack("<Q", root))
+        file.seek(layout.LEASES_FILE_DISTRUSTED_AT)
+        file.write(struct.pack("<Q", 1 << lender.number))
+    turns = read(device)
     assert turns.accounts == {
-        serial: SeatAccount(
-            used_ns=1000, borrowed_ns=300, lent_ns=40, leases=3, evictions=1, holding=1, waiting=1
-        )
+        seat.serial: SeatAccount(
+            used_ns=1000, borrowed_ns=300, leases=3, evictions=1, holding=1, waiting=1
+        ),
+        lender.serial: SeatAccount(lent_ns=40),
     }
+    assert turns.distrusted == {lender.serial: ("one",)}
 
 
 @given(st.data())
@@ -272,16 +289,22 @@ def test_foreign_bytes_are_read_or_refused(
     device = tmp_path_factory.mktemp("fuzz")
     try:
         leases.create_device(device, "GPU-0")
-        leases.take(device, "ab12", HALF)
-        for name, read in (("contract", leases.read_contract), ("leases", leases.read_leases)):
-            content = bytearray((device / name).read_bytes()[: 64 << 10])
+        seat = leases.take(device, "ab12", HALF)
+        found, own = contract(device), leases.seat_file(device, seat.serial)
+
+        def scribble(path: Path) -> None:
+            content = bytearray(path.read_bytes()[: 64 << 10])
             for _ in range(data.draw(st.integers(1, 8))):
                 at = data.draw(st.integers(0, min(len(content), 24 << 10) - 8))
                 content[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
-            (device / name).write_bytes(content[: data.draw(st.integers(0, len(content)))])
-            try:
-                read(device / name)
-            except LedgerError as error:
-                assert name in error.message  # noqa: PT017 - both ends are fine
+            path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+
+        scribble(own)
+        assert set(leases.read_leases(found, device / "seats").accounts) <= {seat.serial}
+        scribble(device / "contract")
+        try:
+            contract(device)
+        except LedgerError as error:
+            assert "contract" in error.message  # noqa: PT017 - both ends are fine
     finally:
         shutil.rmtree(device)

@@ -139,11 +139,12 @@ def test_a_seat_on_a_device_that_the_share_has_not_is_swept(directory: Path) -> 
 
 def test_leases_are_put_right_by_the_next_share(tmp_path: Path, directory: Path) -> None:
     devices = directory.parent.parent / "devices"
-    os.truncate(directory / "leases-0", 0)
+    os.truncate(directory / "seat-0", 0)
     another = tmp_path / "another"
     another.mkdir()
     SoftMode().create(another, PLACEMENT, share=ShareId("cd34"), name="next", devices=devices)
-    assert (another / "leases-0").samefile(directory / "leases-0")
+    assert (another / "seats-0").samefile(directory / "seats-0")
+    assert not (another / "seat-0").samefile(directory / "seat-0")
     for share in (directory, another):
         assert (
             SoftMode()
@@ -160,10 +161,10 @@ def test_leases_are_put_right_by_the_next_share(tmp_path: Path, directory: Path)
 @pytest.mark.parametrize("length", [0, LEASES_FILE_SIZE + (1 << 20)])
 def test_leases_are_put_right_by_a_sweep(directory: Path, length: int) -> None:
     devices = directory.parent.parent / "devices"
-    os.truncate(directory / "leases-0", length)
+    os.truncate(directory / "seat-0", length)
     for _ in range(2):
         turns.sweep(devices, {ShareId("ab12"): ["GPU-0"]})
-    assert (directory / "leases-0").stat().st_size == LEASES_FILE_SIZE
+    assert (directory / "seat-0").stat().st_size == LEASES_FILE_SIZE
     (damage,) = take_damages()
     assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
 

@@ -71,10 +71,10 @@ def test_every_device_has_its_turns(make: Make, content: Callable[[Path], cdi.Cd
     (device,) = cdi.make_spec(share, content(directory))["devices"]
     mounts = {each["containerPath"]: each for each in device["containerEdits"]["mounts"]}
     for index in range(2):
-        for name, access in ((f"contract-{index}", "ro"), (f"leases-{index}", "rw")):
-            mount = mounts[f"/run/allotment/share/{share.id}/{name}"]
+        for name, access in (("contract", "ro"), ("seats", "ro"), ("seat", "rw")):
+            mount = mounts[f"/run/allotment/share/{share.id}/{name}-{index}"]
             assert access in mount["options"]
-            assert Path(mount["hostPath"]).is_file()
+            assert Path(mount["hostPath"]).is_dir() == (name == "seats")
 
 
 def test_a_spec_by_the_rules(make: Make, content: Callable[[Path], cdi.CdiContent]) -> None:

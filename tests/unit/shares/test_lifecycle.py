@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,11 +48,13 @@ def booked(folder: StateFolder) -> dict[str, int]:
 
 def test_a_share_is_whole_when_it_can_be_seen(folder: StateFolder, make: Make) -> None:
     share, directory = make("4Gi", name="train")
-    names = ["contract-0", "leases-0", "policy", "share.json", "usage"]
+    names = ["contract-0", "policy", "seat-0", "seats-0", "share.json", "usage"]
     assert sorted(path.name for path in directory.iterdir()) == names
     common = folder.devices / "GPU-00000000"
     assert (directory / "contract-0").samefile(common / "contract")
-    assert (directory / "leases-0").samefile(common / "leases")
+    assert (directory / "seats-0").samefile(common / "seats")
+    (own,) = (common / "seats").iterdir()
+    assert (directory / "seat-0").samefile(own)
     assert read_record(directory) == share
     (found,) = lifecycle.list_shares(folder)
     assert (found.name, found.problem) == ("train", None)
@@ -449,7 +452,7 @@ def test_users_of_a_common_folder_take_turns(
         with pytest.raises(DoesNotFitError, match="have 40 %"):
             lifecycle.create(folder, order(compute=parse_compute("50")), devices[:1])
         share, directory = lifecycle.create(folder, order(compute=parse_compute("40")), devices[:1])
-        assert os.access(directory / "leases-0", os.W_OK, effective_ids=True)
+        assert os.access(directory / "seat-0", os.W_OK, effective_ids=True)
         lifecycle.destroy(folder, lifecycle.find(folder, share.id), force=True)
     finally:
         os.seteuid(0)
@@ -472,9 +475,9 @@ def test_files_that_every_user_may_write_are_out_of_reach(
     common_folder.chmod(permissions)
     folder = StateFolder(common_folder)
     _, directory = lifecycle.create(folder, order(compute=parse_compute("30")), devices[:1])
-    leases = folder.devices / devices[0].uuid / "leases"
+    (leases,) = (folder.devices / devices[0].uuid / "seats").iterdir()
     assert (directory / "usage").stat().st_mode & 0o777 == usage
-    assert leases.stat().st_mode & 0o777 == 0o666
+    assert leases.stat().st_mode & 0o777 == usage
     os.seteuid(65534)
     try:
         reached = [os.access(path, os.F_OK, effective_ids=True) for path in (directory, leases)]
@@ -483,17 +486,20 @@ def test_files_that_every_user_may_write_are_out_of_reach(
     assert reached == [others, others]
 
 
-def test_a_folder_of_a_release_before_is_closed_with_its_leases(
-    folder: StateFolder, make: Make
-) -> None:
+def test_a_folder_of_a_release_before_is_closed(folder: StateFolder, make: Make) -> None:
     make(compute=parse_compute("30"))
-    leases = folder.devices / "GPU-00000000" / "leases"
-    leases.chmod(0o644)
     for path in (folder.shares, folder.devices):
         path.chmod(0o755)
     make(compute=parse_compute("30"))
     assert folder.is_closed()
-    assert leases.stat().st_mode & 0o777 == 0o666
+
+
+def test_a_device_of_a_release_before_gets_seats(folder: StateFolder, make: Make) -> None:
+    seats = folder.devices / "GPU-00000000" / "seats"
+    make(compute=parse_compute("30"))
+    shutil.rmtree(seats)
+    make(compute=parse_compute("30"))
+    assert len(list(seats.iterdir())) == 1
 
 
 def test_a_share_of_the_version_before_stays_booked_and_is_named(

@@ -165,8 +165,8 @@ def test_mounts_are_known_before_the_share_and_there_after_it(node: Node) -> Non
     writable = {each.container_path for each in mounts if not each.is_read_only}
     assert writable == {
         f"/run/allotment/share/{share}/usage",
-        f"/run/allotment/share/{share}/leases-0",
-        f"/run/allotment/share/{share}/leases-1",
+        f"/run/allotment/share/{share}/seat-0",
+        f"/run/allotment/share/{share}/seat-1",
         "/run/allotment/simulated/machine",
     }
     preload = next(each for each in mounts if each.container_path == "/etc/ld.so.preload")

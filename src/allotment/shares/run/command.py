@@ -274,6 +274,12 @@ def _search_path(tools: str) -> Mapping[str, str]:
     return {"PATH": _prefixed(tools, os.environ.get("PATH", os.defpath))} if tools else {}
 
 
+def _give_ledger(draft: Path, user: struct_passwd) -> None:
+    """Make the user the owner of the files that its programs write."""
+    for path in (draft / "usage", *draft.glob("seat-*")):
+        os.chown(path, user.pw_uid, -1)
+
+
 def _create(
     folder: StateFolder,
     order: lifecycle.ShareOrder,
@@ -288,7 +294,7 @@ def _create(
     attempts = ModeAttempts(order)
     door = lifecycle.FrontDoor(locked=folder.locked)
     if user is not None:
-        door = replace(door, fill=lambda draft, *_: os.chown(draft / "usage", user.pw_uid, -1))
+        door = replace(door, fill=lambda draft, *_: _give_ledger(draft, user))
     for alone in attempts.orders:
         try:
             share, directory = lifecycle.create(folder, alone, devices, door=door)

@@ -127,13 +127,13 @@ def enter(plan: NamespacePlan) -> None:
         working_folder = ""
     _libc_call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
-    contracts = [f"contract-{index}" for index in range(plan.devices)]
-    leases = [f"leases-{index}" for index in range(plan.devices)]
+    seats = [f"seat-{index}" for index in range(plan.devices)]
+    others = [f"{name}-{index}" for name in ("contract", "seats") for index in range(plan.devices)]
     # Opened in the new namespace: the kernel does not bind files of another one.
     sources = {
         "share/policy": _open(plan.share / "policy"),
         "share/usage": _open(plan.share / "usage"),
-        **{f"share/{name}": _open(plan.share / name) for name in (*contracts, *leases)},
+        **{f"share/{name}": _open(plan.share / name) for name in (*others, *seats)},
         f"shim/{plan.shim.parent.name}": _open(plan.shim.parent),
     }
     if plan.machine and plan.libraries:
@@ -141,7 +141,7 @@ def enter(plan: NamespacePlan) -> None:
         sources[f"simulated/lib/{plan.libraries.name}"] = _open(plan.libraries)
     if plan.mps:
         sources[MPS_INSIDE.removeprefix(f"{RUN_FOLDER}/")] = _open(plan.mps)
-    writable = {"share/usage", "mps", "simulated/machine", *(f"share/{name}" for name in leases)}
+    writable = {"share/usage", "mps", "simulated/machine", *(f"share/{name}" for name in seats)}
     cache_folder = _open(plan.cache.parent) if plan.cache else -1
     _mount("allotment", RUN_FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=4m")
     for inside, descriptor in sources.items():
