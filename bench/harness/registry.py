@@ -191,7 +191,7 @@ BENCHES: Final = (
         "forged-use",
         "forgery",
         25,
-        "Is a program that forges its ledger and passes its limit ever shown as enforced?",
+        "Is a program that forges its ledger ever shown as enforced?",
     ),
     _overhead("size", "limits", 5, "How much disk space does a share take?"),
     # ---- shares of GPU time

@@ -7,6 +7,7 @@ from pathlib import Path
 from allotment.agent import device_modes, evictions, maintenance
 from allotment.agent.allocation import share_events
 from allotment.agent.mig import conflicts, slices
+from allotment.agent.plugin import front_keeping
 from allotment.dialects.own.allotment import RESOURCES
 from allotment.dialects.own.annotations import KEYS
 from allotment.dialects.own.placement import PLACEMENT
@@ -44,7 +45,7 @@ def test_every_event_is_there(root: Path) -> None:
         share_events.RESIZE_REFUSED,
         share_events.STATE,
     }
-    reasons |= {evictions.EVICTED, evictions.KEPT}
+    reasons |= {evictions.EVICTED, evictions.KEPT, front_keeping.WITHHELD}
     reasons |= {slices.LOST, slices.STAYS, slices.UNKNOWN, slices.DAMAGED}
     reasons |= {maintenance.EXCEEDED, conflicts.SWITCHED_OFF, conflicts.PAUSED}
     reasons |= {device_modes.DRAINING, device_modes.DRAINED, device_modes.INVALID}

@@ -47,6 +47,9 @@ from allotment.files import FileIdentity, atomic_write, file_identity
 from allotment.model.errors import AllotError, StateError
 from allotment.model.reported import Reported
 
+WITHHELD: Final = "ResourceWithheld"
+"""The event on a node whose devices of a resource count as unhealthy."""
+
 _log = structlog.get_logger("allotment.agent")
 
 _POLL_S: Final = 0.25
@@ -208,7 +211,7 @@ class FrontKeeping:
                 self._reported.over(key)
             elif self._reported.is_new(key, each.problem):
                 self._duties.reports.node(
-                    "ResourceWithheld",
+                    WITHHELD,
                     f"the devices of {each.name} count as unhealthy: {each.problem}",
                     is_warning=True,
                 )
