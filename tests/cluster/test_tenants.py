@@ -90,6 +90,7 @@ def test_no_pod_gets_the_state_folder_where_the_policy_is(
         *("/", "/run", "/run/allotment/shares", "//run/./allotment/", "/etc/cdi"),
         *("/var", "/var/run", "/var//run/allotment", "/var/lib/kubelet/pods"),
         *("/run/containerd/containerd.sock", "/var/lib/containerd", "/run/crio/crio.sock"),
+        *("/run/k3s/containerd/containerd.sock", "/var/run/docker.sock", "/var/lib/k0s/kubelet"),
         *("/proc", "/proc/1/root/run/allotment", "/proc/self/cwd", "/dev", "/dev/fd/3"),
     )
     others = ("/run/allot", "/srv", "/var/log", "/var/runner", "/dev/kvm", "/sys", "/procs")

@@ -227,7 +227,10 @@ def free(directory: Path, seat: Seat) -> None:
 
 def read_contract(path: Path) -> Contract:
     """Read a consistent contract, with retries. Raises `LedgerError`."""
-    data = _contract_bytes(path)
+    return _parsed(_contract_bytes(path))
+
+
+def _parsed(data: bytes) -> Contract:
     seats = (_taken_seat(data, number) for number in range(layout.SEAT_UNBOOKED))
     return Contract(
         uuid=text(data, layout.CONTRACT_UUID_AT, 48),
@@ -260,7 +263,11 @@ class DeviceFiles:
 
     def leases(self, contract: Path, seats: Path) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
-        return _once(self._leases, contract, lambda path: read_leases(read_contract(path), seats))
+
+        def read(path: Path) -> Leases:
+            return read_leases(_parsed(self._contract(path)), seats)
+
+        return _once(self._leases, contract, read)
 
     def _contract(self, path: Path) -> bytes:
         return _once(self._contracts, path, _contract_bytes)

@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from allotment.ledger import ProcessUse
+from allotment.ledger.layout import NAME_BYTES
 from allotment.model.formats import format_pids
 from allotment.model.shares import Runner, Share, ShareId
 from allotment.shares.record import read_traces
@@ -109,9 +111,26 @@ def pid_inside(pid: int) -> int:
     return pid  # the process is gone
 
 
+def host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
+    """The PID on the machine of a slot's process, by its start time, equal in all namespaces.
+
+    Without a member of that name it is what programs wrote: to be shown, never to be acted on.
+    """
+    pid = inside.get((process.pid, process.start_time))
+    if pid is None and start_time(process.pid) == process.start_time:
+        return process.pid
+    return pid
+
+
 def command_of(pid: int) -> str:
     """The command line of a process; empty if it is gone."""
     return _read(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+
+
+def whole_command(start: str, pid: int | None) -> str:
+    """Return a process's command line, of which its slot in the ledger has the start."""
+    is_cut = len(start.encode()) >= NAME_BYTES - 1
+    return (command_of(pid) if is_cut and pid is not None else "") or start
 
 
 def _pids() -> Iterator[int]:

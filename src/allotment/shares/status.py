@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from allotment.devices.sources import Problem, Reading
-from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
-from allotment.ledger.layout import NAME_BYTES
+from allotment.ledger import DeviceUse, Ledger, SeatAccount
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
@@ -26,7 +25,15 @@ from allotment.modes.mps.state import Loss
 from allotment.shares.compute_view import ComputeView
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
-from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time
+from allotment.shares.process_tree import (
+    census,
+    command_of,
+    host_pid,
+    is_alive,
+    pid_inside,
+    start_time,
+    whole_command,
+)
 from allotment.shares.recovery import without_freed
 from allotment.shares.run.command import inside_share
 
@@ -534,21 +541,15 @@ def _utilization(reading: Reading | Problem | None, pids: Collection[int]) -> in
     return None if percents and not known else sum(known)
 
 
-def _command(start: str, pid: int | None) -> str:
-    """Return a process's command line, of which its slot in the ledger has the start."""
-    is_cut = len(start.encode()) >= NAME_BYTES - 1
-    return (command_of(pid) if is_cut and pid is not None else "") or start
-
-
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
     if not ledger.processes:
         return ()
     inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
     return tuple(
         ProcessView(
-            pid=(pid := _host_pid(process, inside)),
+            pid=(pid := host_pid(process, inside)),
             pid_inside=process.pid,
-            command=_command(process.command, pid),
+            command=whole_command(process.command, pid),
             is_enforced=True,
             used=process.used,
             context=process.context,
@@ -560,17 +561,6 @@ def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
         )
         for process in ledger.processes
     )
-
-
-def _host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
-    """The PID on the machine of a slot's process, by its start time, equal in all namespaces.
-
-    Without a member of that name it is what programs wrote: to be shown, never to be acted on.
-    """
-    pid = inside.get((process.pid, process.start_time))
-    if pid is None and start_time(process.pid) == process.start_time:
-        return process.pid
-    return pid
 
 
 def _unenforced(

@@ -393,9 +393,11 @@ class Front:
         registration that fails takes the entry away; devices and connection stay.
         """
         plugin.server.refuses_options = True
-        with contextlib.suppress(StateError):  # as intended
-            await register(plugin.server, self._kubelet)
-        plugin.server.refuses_options = False
+        try:
+            with contextlib.suppress(StateError):  # as intended
+                await register(plugin.server, self._kubelet)
+        finally:
+            plugin.server.refuses_options = False
         plugin.is_detached = True
 
     # ---- one resource ----------------------------------------------------------------------------

@@ -154,7 +154,11 @@ class FrontKeeping:
         try:
             while True:
                 self._nudge.clear()
-                self._keep_front()
+                try:
+                    self._keep_front()
+                except OSError as error:
+                    if self._reported.is_new(_FRONT_LOG, str(error)):
+                        _log.warning("cannot start a front", why=str(error))
                 await self._write_offer()
                 self._read_status()
                 with contextlib.suppress(TimeoutError):
@@ -166,16 +170,19 @@ class FrontKeeping:
     # ---- the offer -------------------------------------------------------------------------------
 
     async def _write_offer(self) -> None:
-        if self._offered is None or self._clock() < self._next_write:
+        path = self._kubelet.with_name(OFFER)
+        # Kubelets before 1.33 remove every file of their plugins' folder when they start.
+        is_gone = self._written is not None and file_identity(path) is None
+        if self._offered is None or (self._clock() < self._next_write and not is_gone):
             return
         self._next_write = self._clock() + _HELD_S
         offered = self._offered
         try:
             offer = await asyncio.to_thread(self._describe, offered)
-            if offer != self._written:
+            if offer != self._written or is_gone:
                 await asyncio.to_thread(
                     atomic_write,
-                    self._kubelet.with_name(OFFER),
+                    path,
                     msgspec.json.encode(offer),
                     mode=0o600,
                 )

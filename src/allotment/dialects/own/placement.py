@@ -142,7 +142,7 @@ def placements_of(pod: Pod, takers: Mapping[str, bool]) -> dict[str, PlacementWi
         if not takers[name]:
             problem = f"{PLACEMENT} names this container, but the kubelet chooses its devices"
             raise refusal(pod, name, problem, hint=_REMOVE)
-    is_resized = placement.resize is not msgspec.UNSET
+    is_resized = _accepted(placement, pod.uid, pod.node).generation > 0
     return {
         name: replace(_wish(pod, name, placed), is_resized=is_resized)
         for name, placed in placement.containers.items()
@@ -152,20 +152,22 @@ def placements_of(pod: Pod, takers: Mapping[str, bool]) -> dict[str, PlacementWi
 def accepted_resize(pod: Pod) -> AcceptedResize:
     """Return the resize that counts for a pod on its node.
 
-    With a placement it is the one that the scheduler accepted, otherwise the pod's own text.
+    With a placement it is the one that the scheduler accepted, otherwise the pod's own text. A
+    placement in a template cannot name the pod: no resize in it counts.
     """
     text = pod.annotations.get(PLACEMENT)
     if text is None:
         return AcceptedResize(pod.annotations.get(RESIZE, ""))
     try:
-        return _accepted(_decode(text))
+        return _accepted(_decode(text), pod.uid, pod.node)
     except ValueError:
         return AcceptedResize()  # reading the placement reports it
 
 
-def _accepted(placement: _Placement) -> AcceptedResize:
+def _accepted(placement: _Placement, uid: str, node: str) -> AcceptedResize:
     resize = placement.resize
-    if not isinstance(resize, _Resize):
+    is_of_pod = (placement.pod, placement.node) == (uid, node)
+    if not isinstance(resize, _Resize) or not is_of_pod:
         return AcceptedResize()
     return AcceptedResize(resize.wish, resize.generation)
 
@@ -235,7 +237,7 @@ def read_booking(
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         containers=tuple(sorted(containers, key=_by_place)),
-        resize=_accepted(placement),
+        resize=_accepted(placement, uid, node),
     )
 
 

@@ -73,10 +73,12 @@ class KubeletTwin:
     def socket(self) -> Path:
         return self.folder / "kubelet.sock"
 
-    async def start(self, *, wipes: bool = True) -> None:
+    async def start(self, *, wipes: bool = True, is_old: bool = False) -> None:
+        """`is_old`: before 1.33, which removes every file but its checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
-            if path.is_socket() and wipes:
+            is_wiped = path.is_socket() or (is_old and path.name != "kubelet_internal_checkpoint")
+            if is_wiped and wipes:
                 path.unlink()
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers(
@@ -109,9 +111,9 @@ class KubeletTwin:
             await asyncio.gather(endpoint.task, return_exceptions=True)
         await endpoint.channel.close()
 
-    async def restart(self, *, wipes: bool = True) -> None:
+    async def restart(self, *, wipes: bool = True, is_old: bool = False) -> None:
         await self.stop()
-        await self.start(wipes=wipes)
+        await self.start(wipes=wipes, is_old=is_old)
 
     async def _register(
         self, request: messages.RegisterRequest, context: services.Context

@@ -129,9 +129,9 @@ def test_without_cdi_a_container_of_any_devices_gets_the_files_of_as_many(
     two = replace(SOFT, slots=tuple(Slot(f"share::{n}", None) for n in range(3)))
     offered = answering(tmp_path, CdiUse.OFF).offered(two)
     got = read(offered.answer([f"share::{n}" for n in range(count)]))
-    leases = [each for each in got.mounts if "leases" in each.container_path]
-    assert len(leases) == count
-    assert all(SHARE_PLACE in each.host_path for each in leases)
+    seats = [each for each in got.mounts if "/seat-" in each.container_path]
+    assert len(seats) == count
+    assert all(SHARE_PLACE in each.host_path for each in seats)
 
 
 def test_without_cdi_replicas_by_mps_get_their_part_of_the_daemon(tmp_path: Path) -> None:

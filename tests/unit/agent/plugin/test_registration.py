@@ -224,6 +224,21 @@ def test_a_new_kubelet_is_registered_with_though_it_left_the_sockets_there(
     asyncio.run(story())
 
 
+def test_an_offer_that_a_kubelet_removed_is_written_again(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2)):
+            offer = world.kubelet.folder / OFFER
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+            before = offer.read_bytes()
+            await world.kubelet.restart(is_old=True)
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+            await world.until(offer.exists)
+            assert offer.read_bytes() == before
+
+    asyncio.run(story())
+
+
 def test_a_kubelet_that_comes_later_is_waited_for(world: World) -> None:
     async def story() -> None:
         async with world.serving(world.gpus(1)) as plugins:
