@@ -189,14 +189,18 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static void mark_leaving(allot_slot *slot) {
+  store(&slot->movable, now_ns());
+  store(&slot->state, (uint32_t)ALLOT_SLOT_LEAVING);
+}
+
 // The first process that sees the owner's end starts the clock; one that knows that the driver
 // still lists it starts it anew.
 static bool is_over(allot_slot *slot, allot_held held) {
   uint64_t now = now_ns(), since = load(&slot->movable);
   bool is_leaving = load(&slot->state) == ALLOT_SLOT_LEAVING && since <= now;
   if (!is_leaving || held == ALLOT_HELD_STILL) {
-    store(&slot->movable, now);
-    store(&slot->state, (uint32_t)ALLOT_SLOT_LEAVING);
+    mark_leaving(slot);
     return false;
   }
   return now - since >= ALLOT_LEAVING_NS;
@@ -213,6 +217,7 @@ typedef struct reaping {
 // May the use of a dead owner's slot be reclaimed? The caller holds the slot's lock.
 static bool may_clear(const reaping *one, int slot) {
   allot_slot *left = &one->ledger->usage->slots[slot];
+  if (load(&left->state) != ALLOT_SLOT_LEAVING) mark_leaving(left);  // the check takes its time
   allot_held held = ALLOT_HELD_NOT;
   for (int device = 0; device < ALLOT_MAX_DEVICES && held != ALLOT_HELD_STILL; device++) {
     read_total(one->ledger, device);
@@ -233,7 +238,10 @@ static int reap_with(reaping *one) {
     if (slot == ledger->slot || load(state) == ALLOT_SLOT_FREE) continue;
     int locked = allot_slot_try(descriptor, byte_of(slot));
     if (locked < 0) return locked;
-    if (locked == 0) continue;
+    if (locked == 0) {  // by its owner, or by another reaper
+      if (load(state) == ALLOT_SLOT_LEAVING) one->reaped.leaving++;
+      continue;
+    }
     if (load(state) != ALLOT_SLOT_FREE && may_clear(one, slot)) {
       clear_slot(ledger, slot);
       one->reaped.cleared++;

@@ -70,7 +70,10 @@ static allot_held is_held(void *context, const allot_slot *slot, int device) {
 
 allot_reaped dead_reap(allot_ledger *ledger) {
   look at = {.ledger = ledger, .here = own_namespace(), .device = -1};
-  return allot_ledger_reap(ledger, is_held, &at);
+  uncancelled_begin();  // a cancelled thread would keep the lock of a dead process's slot
+  allot_reaped reaped = allot_ledger_reap(ledger, is_held, &at);
+  uncancelled_end();
+  return reaped;
 }
 
 static uint64_t leaving_bytes(const allot_ledger *ledger, int index) {

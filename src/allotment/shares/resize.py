@@ -113,13 +113,14 @@ def change_limits(
             raise missing_gpu(share, device)
     others = booked((each for each in shares if each.id != found.id), seen_by=share.owner)
     limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
+    # A killed resize leaves the record larger. A ledger above its record was tampered with.
     old = {
-        device.uuid: _Part(limits[device.uuid], _terms_of(found, device))
+        device.uuid: _Part(min(limits[device.uuid], device.memory_bytes), _terms_of(found, device))
         for device in share.devices
     }
     states = states_of(by_uuid.values(), others, change.host_budget)
     new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
-    before = {uuid: replace(part, terms=found.terms.get(uuid)) for uuid, part in old.items()}
+    before = {uuid: _Part(limits[uuid], found.terms.get(uuid)) for uuid in old}
     after = _in_turn(found, new, shares)
     most = {device.uuid: device.most_bytes for device in share.devices}
     if before == after and _with_parts(share, new, most=most).devices == share.devices:
@@ -218,6 +219,9 @@ def _apply(
     force: bool,
 ) -> None:
     """Put the new parts in force; after a refusal the old parts are restored."""
+    assert found.ledger is not None  # noqa: S101 - the caller has read it
+    uses = [device.used for device in found.ledger.devices]
+    in_use = {each.uuid: use for each, use in zip(found.ledger.policy.devices, uses, strict=False)}
     old, new = booked
     before, after = in_force
     both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
@@ -232,10 +236,11 @@ def _apply(
         for uuid in new:
             changed.append(uuid)
             used = _enforce(mode, folder, found, uuid, before[uuid], after[uuid], force=force)
-            kept[uuid] = most[uuid] if used is None else min(used, allowed[uuid])
+            kept[uuid] = min(in_use[uuid] if used is None else used, allowed[uuid])
     except AllotError:
         for uuid in changed:
-            _enforce(mode, folder, found, uuid, after[uuid], before[uuid], force=True)
+            restored = replace(before[uuid], memory=old[uuid].memory)
+            _enforce(mode, folder, found, uuid, after[uuid], restored, force=True)
         write_record(found.directory, _with_parts(share, old, most=most))
         raise
     write_record(found.directory, _with_parts(share, new, most=kept))

@@ -502,7 +502,7 @@ def _compared(
             if sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
                 overuse = (
                     f"its programs have {format_bytes(sum(sizes))} of {gpu} by the driver,"
-                    f" {format_bytes(used[place])} by its ledger; the limit is"
+                    f" {format_bytes(device.used)} by its ledger; the limit is"
                     f" {format_bytes(_limit(device, recorded))}"
                 )
             compared[place] = replace(
@@ -528,7 +528,8 @@ def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> in
     Its programs write the use, so it counts up to what was in use then.
     """
     record = recorded.get(device.uuid)
-    most = record.most_bytes if record and record.most_bytes else 0
+    # A resize that was killed after it lowered the limit has not lowered the record yet.
+    most = max(record.memory_bytes, record.most_bytes or 0) if record else 0
     return max(_limit(device, recorded), min(device.used, most))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from allotment.ledger import DeviceUse, ProcessUse, SeatAccount
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.compute import parse_compute
 from allotment.model.devices import Device
+from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
@@ -320,6 +322,60 @@ def test_a_share_that_was_larger_takes_nothing_back(
     forged = replace(found.ledger, devices=(replace(found.ledger.devices[0], used=6 * GI),))
     (share,) = view([replace(found, ledger=forged)], driver((pid, 6 * GI)))
     assert "the limit is 1Gi" in share.overuse
+
+
+def test_no_resize_records_a_limit_that_was_raised_in_the_ledger_alone(
+    folder: StateFolder, make: Make, devices: tuple[Device, ...]
+) -> None:
+    _, directory = make("1Gi", name="train", compute=parse_compute("30:80"))
+    for change in (LimitChange(weight=50), LimitChange(memory=parse_memory("500Gi"))):
+        ledger.set_limit(directory, 0, 40 * GI, force=False)
+        with suppress(DoesNotFitError):
+            resize(folder, "train", change, devices, force=False)
+        (found,) = current(folder)
+        assert [each.memory_bytes for each in found.devices()] == [GI]
+    assert ledger.read(directory).policy.devices[0].memory_limit == 40 * GI
+    (share,) = view(current(folder), driver())
+    assert share.enforcement == "no"
+
+
+def test_a_killed_resize_leaves_its_programs_what_they_had(
+    folder: StateFolder,
+    make: Make,
+    devices: tuple[Device, ...],
+    sleeper: Sleeper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, directory = make("8Gi", name="train", runner=None)
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+
+    written: list[Share] = []
+
+    def write_first(directory: Path, share: Share) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(share)
+        write_record(directory, share)
+
+    monkeypatch.setattr("allotment.shares.resize.write_record", write_first)
+    smaller = LimitChange(memory=parse_memory("2Gi"))
+    with pytest.raises(KeyboardInterrupt):
+        resize(folder, "train", smaller, devices, force=True)
+    monkeypatch.undo()
+
+    def seen(used: int) -> ShareView:
+        (found,) = current(folder)
+        assert found.ledger
+        use = replace(found.ledger.devices[0], used=used)
+        (share,) = view(
+            [replace(found, ledger=replace(found.ledger, devices=(use,)))], driver((pid, used))
+        )
+        return share
+
+    assert seen(6 * GI).overuse == ""
+    assert resize(folder, "train", smaller, devices, force=True).limits() == {
+        devices[0].uuid: 2 * GI
+    }
 
 
 def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
