@@ -183,9 +183,9 @@ _LISTEN = "127.0.0.1:9447"
 )
 @click.option(
     "--plain-pods/--no-plain-pods",
-    default=True,
+    default=False,
     help="With --print-config: whether kube-scheduler also asks about pods without GPUs, to keep"
-    " them off nodes whose GPUs need the CPU.",
+    " them off nodes whose GPUs need the CPU. Each such pod then costs one request.",
 )
 @click.option(
     "--print-manifests",

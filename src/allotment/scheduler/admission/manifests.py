@@ -415,10 +415,10 @@ _CONFIG = """\
 # with {resource}.
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-# Score all nodes: the best one may be among those that are left out.
-percentageOfNodesToScore: 100
 profiles:
   - schedulerName: {scheduler}
+    # A pod with a share may fit only on nodes that a sample leaves out.
+    percentageOfNodesToScore: 100
 extenders:
   - urlPrefix: {url}
     filterVerb: filter
@@ -449,7 +449,7 @@ _PLAIN_PODS = """\
 
 
 def kube_configuration(
-    *, host: str, port: int, tls: Mapping[str, str], scheduler: str, has_plain_pods: bool = True
+    *, host: str, port: int, tls: Mapping[str, str], scheduler: str, has_plain_pods: bool = False
 ) -> str:
     """Write the configuration of a kube-scheduler with the name `scheduler`.
 

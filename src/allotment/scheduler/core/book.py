@@ -76,6 +76,9 @@ class Book(Reservations):
         if entry is not None and entry.state in HELD:
             return self._held(entry, names)
         entry = self._begun(need, now=now)
+        if len(names) == 1 and self._as_expected(entry, need, node := next(iter(names))):
+            entry.version, entry.since = version, now
+            return NodeChoice((node,))
         if entry.state is ReservationState.EXPECTED:
             self._leave(entry, now=now)
         entry.need, entry.version, entry.since = need, version, now

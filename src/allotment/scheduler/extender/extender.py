@@ -9,7 +9,7 @@ plugins can add, because equal scores are drawn by chance, which undoes packing
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -79,6 +79,7 @@ class Extender:
         pods: Callable[[str], ClusterPod | None],
         leads: Callable[[], bool] = lambda: True,
         receipts: ResultAnnotations | None = None,
+        tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book = book
@@ -87,6 +88,7 @@ class Extender:
         self._pods = pods
         self._leads = leads
         self._receipts = receipts
+        self._tried = tried
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
@@ -113,6 +115,7 @@ class Extender:
             if self._receipts is not None and pod.dialect:
                 self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
+            self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)
         if not choice.best and asked:
             groups = _groups(choice.refused)
@@ -185,13 +188,12 @@ class Extender:
         return _unbound(outcome.problem)
 
     def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
-        """Score nodes for a pod without GPUs: nodes without GPUs first."""
-        ours = [name for name in names if self._book.cluster.node(name) is not None]
-        best = dict.fromkeys(self._book.rank(need, ours).best)
-        scores = _scores([*best, *(name for name in sorted(ours) if name not in best)])
-        most = (len(ours) + 1) * STEP
-        others = (name for name in names if self._book.cluster.node(name) is None)
-        return [*scores, *(wire.HostPriority(host=name, score=most) for name in others)]
+        """Score nodes for a pod without GPUs: those without GPUs, else the best.
+
+        kube-scheduler adds 0 for nodes that the answer leaves out.
+        """
+        others = [name for name in names if self._book.cluster.node(name) is None]
+        return _scores(self._book.rank(need, names).best) if not others else _equal(others)
 
     async def _read(self, arguments: wire.BindingArguments) -> ClusterPod | None:
         """Return a pod from the watch, else from the API server. Raises `KubeError`."""
@@ -249,6 +251,10 @@ def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
     return [
         wire.HostPriority(host=name, score=(last - rank) * STEP) for rank, name in enumerate(ranked)
     ]
+
+
+def _equal(names: Iterable[str]) -> list[wire.HostPriority]:
+    return [wire.HostPriority(host=name, score=STEP) for name in names]
 
 
 def _unbound(problem: str) -> bytes:
