@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from allotment.model.clusters import ClusterPod, PodNeed
 from allotment.model.pods import PodUid
 
-MOST_AHEAD: Final = 32
+MOST_AHEAD: Final = 256
 """Pods with a nomination that kube-scheduler has not tried yet."""
-AHEAD_S: Final = 5.0
+AHEAD_S: Final = 30.0
 """A pod that is not tried within this time is held back elsewhere."""
 ALLOWED_S: Final = 2.0
 """So soon, a node that came or changed is among the choices."""
