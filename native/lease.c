@@ -3,9 +3,9 @@
 //
 // A process copies its share's state in force into a state of its own place, takes over what the
 // other shares publish (neighbours.h), lets the core change the copy, and swaps the file's root to
-// name it. Whoever was faster makes the swap fail, and all is done again from the newer state.
-// Nobody ever holds anything that another waits for, so a process may be killed or stopped at any
-// instruction; docs/designs/compute.md has the argument.
+// name it. If another process was faster, the swap fails, and all is done again from the newer
+// state. No process ever holds anything that another waits for, so a process may be killed or
+// stopped at any instruction; docs/designs/compute.md has the argument.
 #include "lease.h"
 
 #include <errno.h>
@@ -117,10 +117,10 @@ typedef struct outcome {
   uint64_t old_root, root;
   uint64_t old_epoch;
   allot_lease_state *state;  // the one in force, until the next
-  bool concerns_others;      // somebody else has the lease, or waits
+  bool concerns_others;      // another process has the lease, or waits
 } outcome;
 
-// The core credits whoever lent its time; the others keep their accounts themselves.
+// The core credits the share that lent its time; the others keep their accounts themselves.
 static void note_lent(allot_seat_buffer *draft, const uint64_t before[ALLOT_SEATS]) {
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     const allot_seat_state *lender = &draft->state.seats[seat];

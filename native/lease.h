@@ -190,7 +190,7 @@ typedef struct allot_seat_facts {
   allot_seat_state account;
   uint64_t virtual_ns;  // as in allot_lease_state
   uint64_t epoch, granted_ns, expires_ns;
-  int32_t holder_seat;  // -1: nobody
+  int32_t holder_seat;  // -1: none
   uint32_t holder_slot;
   uint32_t taken;  // places
   uint32_t waiting;
@@ -216,7 +216,7 @@ typedef struct allot_leases_file {
   // old one here is followed by a wake.
   _Alignas(64) uint32_t told[ALLOT_SEATS];
   // version << 33 | contended << 32 | buffer << 16 | holder + 1: where the state is, and what a
-  // launch has to know at once. Contended: somebody else waits.
+  // launch has to know at once. Contended: another process waits.
   _Alignas(64) uint64_t root;
   uint64_t claimed_ns;  // when it was known to all that a place of this share has the lease
   uint64_t distrusted;  // a bit for each seat that this share does not believe now
@@ -256,7 +256,7 @@ typedef struct allot_neighbour {
   uint32_t suspicions;
   uint64_t counted_ns;  // since when its messages are counted,
   uint32_t counted;     // and what it had told us then
-  bool is_ignored;      // damaged or not believed: nobody waits for its messages
+  bool is_ignored;      // damaged or not believed: no process waits for its messages
 } allot_neighbour;
 
 typedef struct allot_leases {
@@ -293,7 +293,7 @@ typedef struct allot_leases_paths {
 typedef struct allot_lease {
   bool held;
   bool yield;           // held, but others wait and its time is over: drain, then release
-  bool contended;       // somebody else waits
+  bool contended;       // another process waits
   bool alone;           // no other process of the device has a place
   bool latency_active;  // another share of class latency is active: keep queued work very short
   bool lent;            // held, and a share that goes before may be back at any moment
@@ -301,7 +301,7 @@ typedef struct allot_lease {
   uint64_t budget_ns;   // GPU time that the ceiling allows now, UINT64_MAX: no ceiling
   uint64_t expires_ns;  // while contended
   uint64_t keep_ns;     // held, without work: it may stay so for so long
-  uint64_t retry_ns;    // not held: look again then at the latest, if nobody wakes us before
+  uint64_t retry_ns;    // not held: look again then at the latest, if no message comes before
   uint32_t ticket;      // not held: for allot_lease_sleep
 } allot_lease;
 
@@ -317,7 +317,7 @@ int allot_leases_join(allot_leases *leases);
 void allot_leases_leave(allot_leases *leases);
 
 // Threads of one process take turns in front of these (one decision of a place at a time).
-// Asks for the lease. Never sleeps; no system call unless somebody has to be woken.
+// Asks for the lease. Never sleeps; no system call unless a process has to be woken.
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // Accounts for measured GPU time and tells how things stand.
 void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
@@ -329,7 +329,7 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
 // How things stand. Publishes nothing.
 void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // A waiter's look at the others: takes the lease from a holder that died, stopped, or runs over,
-// and gives it to whoever is next. Asks for it anew should that have been forgotten.
+// and gives it to the next one. Asks for it anew should that have been forgotten.
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // Has another share sent a message since this process last looked at how things stand?
 bool allot_lease_is_called(const allot_leases *leases);

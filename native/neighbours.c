@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each share publishes itself, in a file that only it can write. So nothing in such a file is
 // believed that concerns another share, except the newest word on who has the lease, and of that
-// nothing for long: whoever is harmed by it does without that share.
+// nothing for long: a share that is harmed by it does without that share.
 //
 // The files are mapped for their addresses alone (futexes need them). What is read is copied by the
 // kernel, which answers with an error where a page is gone.
@@ -194,7 +194,7 @@ static bool take_over(allot_neighbour *other, uint64_t now) {
   }
   store(&other->told, other->new_told);
   other->facts = other->new_root == 0 ? (allot_seat_facts){0} : other->new_facts;
-  return other->new_root == 0 || is_sound(other, now);  // 0: nobody of it has begun
+  return other->new_root == 0 || is_sound(other, now);  // 0: no process of it has begun
 }
 
 // Reads what these seats have published since: those of them that are damaged.
@@ -411,7 +411,7 @@ static void import_places(const allot_leases *leases, allot_lease_state *state, 
       (is_silent || facts->first.since_ns == other->skipped_ns)) {
     places[1].state = ALLOT_PLACE_IDLE;
   }
-  // It has places, so nobody else is alone.
+  // It has places, so no other process is alone.
   if (facts->taken > 0 && places[0].state == ALLOT_PLACE_FREE &&
       places[1].state == ALLOT_PLACE_FREE) {
     places[0].state = ALLOT_PLACE_IDLE;
@@ -434,7 +434,7 @@ static void import(const allot_leases *leases, allot_lease_state *state, uint64_
   }
 }
 
-// The place that the word names, which holds from then on; -1: nobody does.
+// The place that the word names, which holds from then on; -1: none.
 static int seat_holder(const allot_leases *leases, allot_lease_state *state, const word *newest) {
   if (newest->seat < 0) return -1;
   int first = newest->names_us ? (int)newest->slot : (int)ALLOT_PLACES_OF(newest->seat);

@@ -232,7 +232,7 @@ static void places_run_out_and_come_back(void) {
   remove_device();
 }
 
-// Whoever reads a file can lock it for reading.
+// A process that reads a file can lock it for reading.
 static void readers_locks_keep_nobody_from_a_place(void) {
   make_device();
   int seat = take_seat(ANYTHING_GOES);
@@ -269,7 +269,7 @@ static void a_damaged_place_is_taken_anew(void) {
 }
 
 // What a machine finds in a file on its disk after it was started again: a holder and beats of a
-// later time, and nobody alive.
+// later time, and no living process.
 static void a_machine_that_was_started_again(void) {
   make_device();
   int seat = take_seat(ANYTHING_GOES);
@@ -313,8 +313,8 @@ static void who_lost_the_seat_is_best_effort(void) {
   CHECK(own.seat == (int)ALLOT_SEAT_UNBOOKED);
   allot_leases_read(&own, &state);
   CHECK(state.seats[seat].used_ns == 0 && state.seats[seat].serial == serials[seat]);
-  CHECK(lease.held);  // nobody else wants it
-  // Nobody sees it, and it sees the others: it runs while nobody else wants to.
+  CHECK(lease.held);  // no other process wants it
+  // No other process sees it, and it sees the others: it runs while none of them wants to.
   CHECK(want(&other).held && !look(&own).held);
   CHECK(!want(&own).held);
   release(&other, MS);
@@ -482,7 +482,7 @@ static void damaged_leases_are_put_right(void) {
     release(&second, MS);
     CHECK(allot_leases_mend(path) == 1, "%zu", i);
     CHECK(allot_leases_mend(path) == 0 && open_first() == 0);
-    // Who was there goes on, and nobody gets a place that is somebody's. It is believed again
+    // Processes that were there go on, and none gets a place of another. It is believed again
     // later.
     uint64_t later = monotonic_ns() + 11000 * MS;
     goes_on(&first, &second, later);

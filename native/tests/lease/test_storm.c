@@ -61,7 +61,7 @@ static bool enter(uint64_t mark) {
 // A piece of work in the lease of that epoch.
 static void work(int number, uint64_t epoch, unsigned *seed) {
   uint64_t mark = epoch << 16 | (uint64_t)(own.place + 1);
-  // Nobody sees the turns of a process without a seat: they end when others begin, no earlier.
+  // No process sees the turns of one without a seat: they end when others begin, no earlier.
   if (own.seat == (int)ALLOT_SEAT_UNBOOKED) {
     __atomic_add_fetch(&shared->work[number], 1, __ATOMIC_SEQ_CST);
     return;
