@@ -312,7 +312,7 @@ def _affected(owners: Sequence[Owner]) -> str:
         return ""
     names = ", ".join(sorted(str(owner) for owner in owners)[:5])
     more = "" if len(owners) <= 5 else f" and {len(owners) - 5} more"  # noqa: PLR2004 - a few
-    return f"; those on it go on: {names}{more}"
+    return f"; its programs continue: {names}{more}"
 
 
 def condition(records: Mapping[str, Record], *, problem: str | None = None) -> HealthCondition:

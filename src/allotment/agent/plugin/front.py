@@ -327,7 +327,7 @@ class Front:
             offer = msgspec.json.decode(path.read_bytes(), type=FrontOffer)
         except (OSError, msgspec.DecodeError) as error:
             if self._reported.is_new(OFFER, str(error)):
-                _log.warning("unreadable offer: the last one stays", file=str(path), why=str(error))
+                _log.warning(f"cannot read {path}: the last offer stays in force", why=str(error))
             return
         self._offer_read = identity
         self._offered = {each.name: each for each in offer.resources}

@@ -175,7 +175,7 @@ def test_an_error_that_needs_a_reset_takes_out_that_gpu_and_all_owners_are_told(
             ]
             assert on.reports.said[0][2] == (
                 "GPU-1 (Tesla T4): XID 95 (uncontained memory error): reset the GPU; no new"
-                " container gets it; those on it go on: lab/a/train, lab/b/train"
+                " container gets it; its programs continue: lab/a/train, lab/b/train"
             )
 
     play(script())
