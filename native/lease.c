@@ -310,14 +310,29 @@ void lease_keep_seat(allot_leases *leases, uint64_t now_ns) {
   lease_settle(leases, &moved, 1);
 }
 
+// A turn that was taken from the share is not what it waited for: a thief leaves such.
+static void note_turns(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  const allot_seat_state *own = &state->seats[leases->seat];
+  bool holds = state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES;
+  uint64_t ended = own->leases - own->evictions - (holds ? 1 : 0);
+  if (ended != leases->turns_ended) leases->waited_ns = 0;
+  leases->turns_ended = ended;
+  bool waits = leases->place >= 0 && state->places[leases->place].state == ALLOT_PLACE_WAITING;
+  if (!waits) leases->checked_ns = 0;
+  if (waits && leases->checked_ns == 0) leases->checked_ns = now_ns;
+}
+
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
                 allot_lease *lease) {
+  for (int i = 0; i < count; i++) {
+    leases->waited_ns -= at_most(leases->waited_ns, events[i].used_ns);
+  }
   // Drawn before the decision: whatever is decided later is told later.
   uint32_t ticket = load(&leases->file->heads[leases->place].wake);
   outcome done = settle(leases, events, count);
   describe(leases, done.state, ticket, now_ns, lease);
   leases->promised_ns = lease->retry_ns;
-  if (lease->held) leases->waiting_ns = 0;
+  note_turns(leases, done.state, now_ns);
 }
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
@@ -416,13 +431,17 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
 }
 
 // Has this place waited longer than any turns of the others can explain? Then the word on the lease
-// that counted is not believed.
+// that counted is not believed. Time while this process was stopped counts little.
 static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   uint32_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
   bool may_wait = fraction == 0 || state->seats[leases->seat].blocked != 0 ||
                   (terms & ALLOT_TERMS_SUSPENDED) || leases->seat == (int)ALLOT_SEAT_UNBOOKED;
-  if (may_wait || leases->waiting_ns == 0) leases->waiting_ns = now_ns;
+  if (leases->checked_ns != 0) {
+    leases->waited_ns += at_most(since(now_ns, leases->checked_ns), 2 * LONGEST_SLEEP_NS);
+    leases->checked_ns = now_ns;
+  }
+  if (may_wait) leases->waited_ns = 0;
   uint64_t longest = STARVED_NS + TURNS_NS * ALLOT_WHOLE / (fraction > 0 ? fraction : 1);
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     uint64_t move_ns = state->seats[seat].move_ns;
@@ -430,8 +449,8 @@ static void judge_wait(allot_leases *leases, const allot_lease_state *state, uin
       longest += (move_ns < LONGEST_OVERRUN_NS ? move_ns : LONGEST_OVERRUN_NS) * 2;
     }
   }
-  if (since(now_ns, leases->waiting_ns) < longest) return;
-  leases->waiting_ns = now_ns;
+  if (leases->waited_ns < longest) return;
+  leases->waited_ns = 0;
   neighbours_distrust(leases, leases->author, now_ns);
 }
 

@@ -268,7 +268,9 @@ typedef struct allot_leases {
   void *place_map;       // keeps the description that holds the place's lock
   void *life_map;        // and the one by which other shares see that its process lives
   uint64_t reaped_ns;    // when dead processes' places were last looked for
-  uint64_t waiting_ns;   // since when it waits; 0: not
+  uint64_t waited_ns;    // waited without a turn that the share ended itself, less what it computed
+  uint64_t checked_ns;   // until when its wait is counted; 0: it does not wait
+  uint64_t turns_ended;  // turns that its share ended itself
   uint64_t promised_ns;  // when it was to look again at the latest
   bool is_settling;      // a decision was published that its caller does not know yet
   int author;            // the seat whose word on the lease counts; -1: this one

@@ -21,6 +21,10 @@ static inline uint64_t since(uint64_t later, uint64_t earlier) {
   return later > earlier ? later - earlier : 0;
 }
 
+static inline uint64_t at_most(uint64_t value, uint64_t limit) {
+  return value < limit ? value : limit;
+}
+
 static inline uint64_t now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -464,7 +464,9 @@ void neighbours_merge(allot_leases *leases, allot_lease_state *state, uint64_t n
   if (loses(state, &newest)) {
     allot_place_state *loser = &state->places[state->holder];
     if (leases->is_settling) {
-      loser->state = ALLOT_PLACE_WAITING;  // its process was not told that it has the lease
+      // Its process does not know that it had the lease.
+      loser->state = ALLOT_PLACE_WAITING;
+      state->seats[leases->seat].leases--;
     } else {
       loser->state = ALLOT_PLACE_IDLE;
       state->seats[leases->seat].evictions++;

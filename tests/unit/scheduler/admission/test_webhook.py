@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +32,7 @@ from allotment.dialects.foreign.settings import foreign_dialects
 from allotment.dialects.foreign.tencent import TencentDialect
 from allotment.dialects.own.placement import PLACEMENT
 from allotment.model.clusters import NamespaceQuota
+from allotment.scheduler.admission import webhook as webhook_module
 from allotment.scheduler.admission.review import MAX_REVIEW_BYTES
 from allotment.scheduler.admission.rules import TRANSLATED
 from allotment.scheduler.admission.webhook import (
@@ -472,11 +472,12 @@ LONG = ",".join(f"A{each}" for each in range(30_000))
     ],
     ids=["containers", "init", "resources", "annotations", "product"],
 )
-def test_what_would_take_long_is_refused_at_once(document: Json, says: str) -> None:
+def test_what_would_take_long_is_refused_before_it_is_translated(
+    document: Json, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hook = PodWebhook(foreign_dialects())
-    began = time.process_time()
+    monkeypatch.setattr(webhook_module, "translate", pytest.fail)
     found = response(hook, document)
-    assert time.process_time() - began < 0.5
     assert says in found["status"]["message"]
     assert "; hint: " in found["status"]["message"]
 
@@ -528,20 +529,6 @@ def test_any_pod_is_admitted_or_refused_and_what_is_admitted_is_admitted_again(
 )
 def test_any_body_gets_an_answer(body: bytes) -> None:
     assert webhook().mutate(body).status == 400
-
-
-def test_an_answer_takes_less_than_what_the_api_server_would_notice() -> None:
-    """By processor time, whatever else the machine does: 5 ms for four containers at most."""
-    document = pod(
-        *(container(f"c{each}", aliyun=4) for each in range(4)),
-        annotations={f"example.com/{each}": "x" * 100 for each in range(100)},
-    )
-    body = json.dumps(review(document)).encode()
-    hook = webhook(scheduler_name="ours")
-    began = time.process_time()
-    for _ in range(200):
-        hook.mutate(body)
-    assert time.process_time() - began < 200 * 0.005
 
 
 def test_one_path_is_served() -> None:
