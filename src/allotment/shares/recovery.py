@@ -126,6 +126,7 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
         remove_spec(Path(loaded.share.cdi_spec))
     failpoint("remove.unpublished")
     grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}")
+    shutil.rmtree(grave, ignore_errors=True)  # a former share with this id, cut off in its removal
     try:
         loaded.directory.rename(grave)
     except FileNotFoundError:

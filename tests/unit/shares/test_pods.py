@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from killing import kill_after
 from pod_node import Node, order, owner
 
 from allotment.model.errors import BusyError, DoesNotFitError, StateError
@@ -100,6 +101,15 @@ def test_a_share_ends_with_its_spec(node: Node) -> None:
     node.shares.end(share.id)
     node.shares.end(share.id)
     assert node.shares.owned() == ()
+    node.check()
+
+
+@pytest.mark.parametrize("steps", range(6, 14))
+def test_a_share_that_came_back_after_a_killed_removal_ends(node: Node, steps: int) -> None:
+    share = node.prepare(order("2Gi"))
+    kill_after(steps, node.folder.root, lambda: node.shares.end(share.id))
+    assert node.prepare(order("2Gi")).id == share.id
+    node.shares.end(share.id)
     node.check()
 
 
