@@ -21,8 +21,8 @@ from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.reported import Reported
 from allotment.model.requests import whole_devices
 from allotment.model.shares import Excess
-from allotment.shares.process_tree import is_running
-from allotment.shares.record import write_record
+from allotment.shares.process_tree import is_running, named
+from allotment.shares.record import Traces, write_record, write_traces
 
 GI = 1 << 30
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
@@ -35,7 +35,9 @@ def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Slee
     node.prepare(order(2, request=whole_devices(1, mode=TIMESLICE), devices=(second,)))
     assert limited.devices[0].uuid == first
     shares = {each.id: node.folder.share(each.id) for each in node.shares.owned()}
-    pids = [sleeper(ALLOTMENT_SHARE=str(each)).pid for each in shares.values()]
+    pids = [sleeper().pid for _ in shares]
+    for directory, pid in zip(shares.values(), pids, strict=True):
+        write_traces(directory, Traces(members=(named(pid),)))
     used = 8 * GI
 
     def readings(_machine: Path | None) -> Mapping[str, Reading]:
@@ -70,6 +72,31 @@ def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Slee
     asyncio.run(keeper.report_exceeding(Reported[str]()))
     assert "its programs were killed (onExcess: stop)" in reports.events[-1][2]
     wait_until(lambda: [is_running(pid) for pid in pids] == [False, True])
+
+
+def test_a_stranger_that_names_a_share_does_not_end_its_programs(
+    tmp_path: Path, sleeper: Sleeper
+) -> None:
+    node = Node(tmp_path)
+    share = node.prepare(order(1, memory="1Gi"))
+    directory = node.folder.share(share.id)
+    member, stranger = sleeper(), sleeper(ALLOTMENT_SHARE=str(directory))
+    write_traces(directory, Traces(members=(named(member.pid),)))
+    reading = Reading(
+        used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
+        processes=(DeviceProcess(member.pid, GI // 2), DeviceProcess(stranger.pid, 8 * GI)),
+    )  # fmt: skip
+    reports, state = ReportsTwin(), NodeState()
+    state.config = Config(allotment=AllotmentConfig(on_excess=Excess.STOP))
+    keeper = Maintenance(
+        machine=node.machine, cdi_folder=node.cdi, state=state, shares=node.shares,
+        reports=reports, ask=lambda _: {share.devices[0].uuid: reading},
+    )  # fmt: skip
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(Reported[str]()))
+    assert reports.events == []
+    assert is_running(member.pid)
+    assert is_running(stranger.pid)
 
 
 def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
