@@ -7,7 +7,6 @@ lines to it, and drop the oldest.
 
 import json
 import os
-import pwd
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from allotment.model.errors import AllotError, LedgerError, StateError, UsageErr
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
-from allotment.shares.folders import StateFolder, explained
+from allotment.shares.folders import StateFolder, explained, user_name
 
 RECORD = "share.json"
 _VERSION = 3
@@ -366,10 +365,7 @@ def check_owner(found: LoadedShare) -> None:
         return
     if os.geteuid() in {0, owner}:
         return
-    try:
-        name = f"{pwd.getpwuid(owner).pw_name} (uid {owner})"
-    except KeyError:
-        name = f"uid {owner}"
     raise StateError(
-        f"share {found.name} belongs to {name}", hint="run this command as that user, or as root"
+        f"share {found.name} belongs to {user_name(owner)}",
+        hint="run this command as that user, or as root",
     )
