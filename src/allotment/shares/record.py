@@ -302,6 +302,11 @@ class LoadedShare:
                 limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
         return limits
 
+    def has_limits_of(self, other: "LoadedShare") -> bool:
+        """Whether record and ledger allow the same memory: no resize has come between."""
+        policies = [each.ledger and each.ledger.policy for each in (self, other)]
+        return self.devices() == other.devices() and policies[0] == policies[1]
+
     def booked_memory(self) -> dict[str, int]:
         """Return the booked memory of each device, by UUID, in bytes.
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent reports of shares that have more than their limit by the driver."""
+"""What happens to shares that have more than their limit by the driver."""
 
 import asyncio
+import fcntl
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,16 +16,19 @@ from allotment import ledger
 from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
+from allotment.cli.run import stop_excess
 from allotment.devices.sources import DeviceProcess, Reading
 from allotment.model.modes import TIMESLICE
 from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.reported import Reported
 from allotment.model.requests import whole_devices
-from allotment.model.shares import Excess
+from allotment.model.shares import Excess, Share
+from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import is_running, named
 from allotment.shares.record import Traces, write_record, write_traces
 
 GI = 1 << 30
+Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -131,3 +135,33 @@ def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
     assert "allows 60Gi of GPU-" in message
     assert "placement or request allows 1Gi" in message
     assert reports.gauges[("shares_exceeding",)] == 1
+
+
+def test_the_driver_is_asked_without_the_lock_and_a_resize_meanwhile_counts(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    share, directory = make("1Gi", runner=None)
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    (device,) = share.devices
+    asked = 0
+
+    def ask(_machine: Path | None) -> Mapping[str, Reading]:
+        nonlocal asked
+        asked += 1
+        with (folder.root / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if asked == 2:
+            more = replace(device, memory_bytes=8 * GI)
+            write_record(directory, replace(share, devices=(more,)))
+        reading = Reading(
+            used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
+            processes=(DeviceProcess(pid, 4 * GI),),
+        )  # fmt: skip
+        return {device.uuid: reading}
+
+    stop_excess(folder, share, ask)
+    assert (asked, is_running(pid)) == (2, True)
+    write_record(directory, share)
+    stop_excess(folder, share, ask)
+    assert asked == 4
+    wait_until(lambda: not is_running(pid))
