@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from kubelet_twin import ReportsTwin
 from patience import wait_until
 from pod_node import Node, order
@@ -18,6 +19,8 @@ from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
 from allotment.cli.run import stop_excess
 from allotment.devices.sources import DeviceProcess, Reading
+from allotment.ledger.leases import change
+from allotment.model.compute import Compute
 from allotment.model.modes import TIMESLICE
 from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.reported import Reported
@@ -103,8 +106,55 @@ def test_a_stranger_that_names_a_share_does_not_end_its_programs(
     assert is_running(stranger.pid)
 
 
-def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
-    tmp_path: Path,
+def raise_memory(node: Node, share: Share) -> None:
+    write_record(
+        node.folder.share(share.id),
+        replace(share, devices=(replace(share.devices[0], memory_bytes=60 * GI),)),
+    )
+    ledger.set_limit(node.folder.share(share.id), 0, 60 * GI)
+
+
+def raise_contract(node: Node, share: Share) -> Compute:
+    compute = Compute(6000, is_governed=True)
+    device = node.folder.devices / share.devices[0].uuid
+    (taken,) = ledger.read_contract(device / "contract").seats
+    change(device, taken.seat, replace(taken.terms, compute=compute))
+    return compute
+
+
+def raise_compute(node: Node, share: Share) -> None:
+    compute = raise_contract(node, share)
+    write_record(
+        node.folder.share(share.id),
+        replace(share, devices=(replace(share.devices[0], compute=compute),)),
+    )
+
+
+def test_a_contract_that_was_changed_is_reported(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    share = node.prepare(order(1, guarantee=20))
+    raise_contract(node, share)
+    reports = ReportsTwin()
+    keeper = Maintenance(
+        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
+        reports=reports, ask=lambda _: {},
+    )  # fmt: skip
+    asyncio.run(keeper.report_exceeding(Reported[str]()))
+    ((subject, reason, message),) = reports.events
+    assert (subject, reason) == ("pod-1", "LimitExceeded")
+    assert "its contract's compute of GPU-" in message
+    assert "is 60:100 (weight 100, class normal), not 20:100 (weight" in message
+
+
+@pytest.mark.parametrize(
+    ("raise_promise", "texts"),
+    [
+        (raise_memory, ("allows 60Gi of GPU-", "placement or request allows 1Gi")),
+        (raise_compute, ("allows 60 % of the compute of GPU-", "allows 0 % of the compute")),
+    ],
+)
+def test_a_record_that_was_changed_with_its_files_is_compared_with_the_pod(
+    tmp_path: Path, raise_promise: Callable[[Node, Share], None], texts: tuple[str, str]
 ) -> None:
     node = Node(tmp_path)
     share = node.prepare(order(1, memory="1Gi"))
@@ -122,18 +172,14 @@ def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
     for _ in range(2):
         asyncio.run(keeper.report_exceeding(reported))
     assert reports.events == []
-    directory = node.folder.share(share.id)
-    (device,) = share.devices
-    write_record(directory, replace(share, devices=(replace(device, memory_bytes=60 * GI),)))
-    ledger.set_limit(directory, 0, 60 * GI)
+    raise_promise(node, share)
     asyncio.run(keeper.report_exceeding(reported))
     assert reports.events == []  # a resize changes one before the other
     for _ in range(2):
         asyncio.run(keeper.report_exceeding(reported))
     ((subject, reason, message),) = reports.events
     assert (subject, reason) == ("pod-1", "LimitExceeded")
-    assert "allows 60Gi of GPU-" in message
-    assert "placement or request allows 1Gi" in message
+    assert all(text in message for text in texts)
     assert reports.gauges[("shares_exceeding",)] == 1
 
 
