@@ -356,14 +356,14 @@ class StateFolder:
                 before, seen, looked = seen, self._last_change(), now
                 if before == seen or now - begun > _LOCK_LONGEST_S:
                     raise BusyError(
-                        f"{path} was not free for {now - begun:.0f} s: {_holder(descriptor)} has"
-                        " its lock",
+                        f"{path} was not free for {now - begun:.0f} s:"
+                        f" {lock_holder(descriptor)} has its lock",
                         hint="it may be stopped: end it, or try again;"
                         f" `fuser -v {path}` lists the processes that can have it",
                     )
             if not is_noted and now - begun > _LOCK_NOTE_S:
                 is_noted = True
-                note(f"waiting for the lock {path}: {_holder(descriptor)} has it")
+                note(f"waiting for the lock {path}: {lock_holder(descriptor)} has it")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.02)
 
@@ -375,7 +375,7 @@ class StateFolder:
             return 0
 
 
-def _holder(descriptor: int) -> str:
+def lock_holder(descriptor: int) -> str:
     """Name the process that has a file's lock (flock), by the kernel's list of locks."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
