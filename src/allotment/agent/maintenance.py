@@ -124,8 +124,9 @@ class Maintenance:
         """Report each share, once, that has or allows more than was promised to its pod.
 
         Its ledger is compared with the driver, ledger and contract with its record, and that with
-        its pod: who can write the state folder can change all files. A resize may change one before the other. With
-        `onExcess: stop`, programs that have more by the driver in two looks are killed.
+        its pod: who can write the state folder can change all files. A resize may change one before
+        the other. With `onExcess: stop`, programs that have more by the driver in two looks are
+        killed.
         """
         stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:

@@ -117,13 +117,13 @@ def test_each_option_changes_its_own() -> None:
 
 
 computes = st.builds(
-    lambda parts, *rest, is_governed: Compute(
-        min(parts), max(parts), *rest, is_governed=is_governed
+    lambda parts, weight, kind, is_governed: Compute(
+        min(parts), max(parts), weight, kind, is_governed=is_governed
     ),
     st.tuples(st.integers(0, 10_000), st.integers(1, 10_000)),
     st.integers(1, 10_000),
     st.sampled_from(ComputeClass),
-    is_governed=st.booleans(),
+    st.booleans(),
 )
 
 
