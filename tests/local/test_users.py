@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from mps_machine import CLIENT as CLIENT_FILE
 from mps_machine import Machine, lines
+from patience import wait_until
 
 from allotment.shares.run.namespace import can_unshare
 
@@ -80,6 +82,32 @@ def test_another_user_has_the_shares_memory_and_turns(allot: Allot, drop: Drop, 
     assert 2048 < most["taken"] < 4096
     spin = drop(PYTHON, "-c", CLIENT, "spin", "100", "4", "8")
     assert "seconds" in said(run(allot, "--compute", "30:80", *spin, umask=umask))[-1]
+
+
+@ways
+def test_a_daemon_of_another_user_stays_in_its_share_when_allot_is_killed(
+    allot: Allot, drop: Drop
+) -> None:
+    script = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $! $$; read line"
+    share = ("--simulated", "a100-80gb", "--memory", "4Gi")
+    process = subprocess.Popen(
+        allot.command("run", *share, *drop("sh", "-c", script)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=allot.environment(),
+    )
+    assert process.stdout
+    daemon, shell = map(int, process.stdout.readline().split())
+    process.kill()
+    process.wait()
+    os.kill(shell, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not Path(f"/proc/{shell}").exists())
+    listed = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+    assert [each["state"] for each in listed] == ["left"]
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not json.loads(allot("ps", "-o", "json").stdout)["shares"])
 
 
 @pytest.fixture

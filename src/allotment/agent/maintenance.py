@@ -34,7 +34,7 @@ from allotment.shares.status import Readings
 _log = structlog.get_logger("allotment.agent")
 
 EXCEEDED: Final = "LimitExceeded"
-"""The event on a pod that has more memory than its limit."""
+"""The event on a pod that has more memory than its limit, or whose files allow more."""
 
 _TIDY_S: Final = 60.0
 """The longest life of damage that a container does to files of other shares."""
@@ -121,11 +121,12 @@ class Maintenance:
                 self._reports.node("SharedFileMended", damage.message, is_warning=True)
 
     async def report_exceeding(self, reported: Reported[str]) -> None:
-        """Report each share, once, that has more memory than was promised to its pod.
+        """Report each share, once, that has or allows more than was promised to its pod.
 
-        Its ledger is compared with the driver and with its record, and that with its pod: who can
-        write the state folder can change both files. A resize may change one before the other. With
-        `onExcess: stop`, programs that have more by the driver in two looks are killed.
+        Its ledger is compared with the driver, ledger and contract with its record, and that with
+        its pod: who can write the state folder can change all files. A resize may change one before
+        the other. With `onExcess: stop`, programs that have more by the driver in two looks are
+        killed.
         """
         stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from allotment.model.quantities import MemoryAmount
     from allotment.model.shares import Share
     from allotment.shares.folders import StateFolder
+    from allotment.shares.status import Readings
 
 
 class _ModesType(click.ParamType[Any]):
@@ -271,13 +272,16 @@ def command(
             keep_s=keep_ns / 1e9,
             reuses=reuses,
             wait_s=None if wait_ns is None else wait_ns / 1e9,
-            look=_stop_excess if Excess(on_excess) is Excess.STOP else None,
+            look=stop_excess if Excess(on_excess) is Excess.STOP else None,
         )
     )
 
 
-def _stop_excess(folder: "StateFolder", share: "Share") -> None:
-    """Kill a share's programs if they have more memory than its limit by the driver."""
+def stop_excess(folder: "StateFolder", share: "Share", ask: "Readings | None" = None) -> None:
+    """Kill a share's programs if they have more memory than its limit by the driver.
+
+    `ask` queries the driver. It may hang, so the folder's lock is not held meanwhile.
+    """
     from contextlib import suppress
 
     from allotment.devices.nvml import readings
@@ -286,16 +290,18 @@ def _stop_excess(folder: "StateFolder", share: "Share") -> None:
     from allotment.shares.process_tree import kill
     from allotment.shares.status import view
 
+    ask = ask or readings
     with suppress(AllotError):  # the next look may succeed
-        (found,) = view([find(folder, share.id)], readings)
-        if not found.overuse:
+        (seen,) = view([find(folder, share.id)], ask)
+        if not seen.overuse:
             return
-        with folder.locked():  # a resize may have come between the record and the ledger
-            (found,) = view([find(folder, share.id)], readings)
-        if found.overuse:
-            text = f"share {share.name}: {found.overuse}; its programs are killed"
+        with folder.locked():  # so that no resize is between the record and the ledger
+            before = find(folder, share.id)
+        (seen,) = view([before], ask)
+        if seen.overuse and find(folder, share.id).has_limits_of(before):
+            text = f"share {share.name}: {seen.overuse}; its programs are killed"
             click.echo(f"allot: {text} (--on-excess stop)", err=True)
-            kill(found.pids)
+            kill(seen.pids)
 
 
 def _least_memory(profile: str | None, *, is_slice: bool, is_named: bool) -> "MemoryAmount":

@@ -17,7 +17,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "shares_exceeding",
         "gauge",
-        "Shares with more memory than their limit, by the driver, or than their pod.",
+        "Shares beyond their limit by the driver, or with files that allow more than promised.",
     ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),

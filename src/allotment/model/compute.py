@@ -40,6 +40,9 @@ class ComputeClass(StrEnum):
     """Beyond its guarantee it uses only time that all others leave."""
 
 
+_BY_URGENCY = tuple(ComputeClass)
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """A share's part of each of its devices. Basis points: 10000 is a whole device.
@@ -122,6 +125,28 @@ def revised(
         after = replace(after, kind=kind)
     asked = compute is not None or weight is not None or kind is not None
     return replace(after, is_governed=before.is_governed or asked)
+
+
+def greater(one: Compute, other: Compute) -> Compute:
+    """Return the least compute that allows all that either of the two allows."""
+    return Compute(
+        max(one.guarantee, other.guarantee),
+        max(one.ceiling, other.ceiling),
+        max(one.weight, other.weight),
+        min(one.kind, other.kind, key=_BY_URGENCY.index),
+        is_governed=one.is_governed and other.is_governed,
+    )
+
+
+def lesser(one: Compute, other: Compute) -> Compute:
+    """Return the most compute that both of the two allow."""
+    return Compute(
+        min(one.guarantee, other.guarantee),
+        min(one.ceiling, other.ceiling),
+        min(one.weight, other.weight),
+        max(one.kind, other.kind, key=_BY_URGENCY.index),
+        is_governed=one.is_governed or other.is_governed,
+    )
 
 
 def _basis_points(text: str, part: str) -> int:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A share's use of one device's compute, beside what it was promised."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
-from allotment.model.compute import Compute
+from allotment.model.compute import Compute, greater
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,14 @@ class ComputeView:
             return "holding"
         return "waiting" if self.account.waiting else "idle"
 
+    def beyond(self, recorded: Compute) -> str:
+        """How the contract allows more than was recorded; empty: it does not."""
+        is_governed = self.promised.is_governed and self.is_measured
+        in_force = replace(self.promised, is_governed=is_governed)
+        if not self.takes_turns or greater(in_force, recorded) == recorded:
+            return ""
+        return f"{_whole(in_force)}, not {_whole(recorded)} as recorded"
+
     def since(self, before: "ComputeView") -> "ComputeView":
         """This view with its rates since an earlier one."""
         elapsed = self.read_ns - before.read_ns
@@ -68,3 +78,18 @@ class ComputeView:
             lent=rate(self.account.lent_ns, before.account.lent_ns),
         )
         return replace(self, rates=rates)
+
+
+def utilization(reading: Reading | Problem | None, pids: Collection[int]) -> int | None:
+    """The driver's figure; None: it does not report one."""
+    if not isinstance(reading, Reading):
+        return None
+    percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
+    known = [each for each in percents if each is not None]
+    return None if percents and not known else sum(known)
+
+
+def _whole(compute: Compute) -> str:
+    if not compute.is_governed:
+        return "without turns"
+    return f"{compute} (weight {compute.weight}, class {compute.kind})"

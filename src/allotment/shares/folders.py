@@ -20,6 +20,7 @@ or shared by all users when an administrator made it with mode 1777), else the u
 import errno
 import math
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -38,6 +39,8 @@ LAYOUT_VERSION = 2
 _OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
 _LOCK_WAIT_S = 20.0
+_LOCK_LONGEST_S = 300.0
+_LOCK_NOTE_S = 5.0
 _QUEUE_POLL_S = 0.2
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
@@ -68,6 +71,20 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
         errno.ENOTDIR: f"a file is where a folder should be: {_ELSEWHERE}",
     }.get(error.errno or 0, f"make it yours and writable, or {_ELSEWHERE}")
     return StateError(f"{path}: cannot {doing}: {error.strerror or error}", hint=hint)
+
+
+def user_name(uid: int) -> str:
+    """Return `bob (uid 1000)`, or `uid 1000` for a user without a name here."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def note(text: str) -> None:
+    """Write a line to standard error, if it is open."""
+    with suppress(OSError):
+        os.write(2, f"allot: {text}\n".encode())
 
 
 def shared_folder_command(root: Path) -> str:
@@ -309,37 +326,46 @@ class StateFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock: one process at a time places, changes or removes shares.
 
-        Raises `BusyError` if another process holds it for too long. While shares begin and end, it
-        passes from one process to the next, and the wait begins anew.
+        Raises `BusyError` if no share begins or ends for `_LOCK_WAIT_S` while it is held, and after
+        `_LOCK_LONGEST_S` in any case: where a folder is for all users, each of them can hold it.
         """
-        import fcntl
-
         path = self.root / "lock"
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open_regular(path, os.O_RDONLY)
         except OSError as error:
             raise explained(error, path, "open the lock") from error
         try:
-            deadline, seen = time.monotonic() + _LOCK_WAIT_S, self._last_change()
-            pause_s = 0.001
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        before, seen = seen, self._last_change()
-                        if before == seen:
-                            raise BusyError(
-                                f"another `allot` has held {path} for {_LOCK_WAIT_S:.0f} s",
-                                hint="find it with `fuser -v` on that file; it may be stopped",
-                            ) from None
-                        deadline = time.monotonic() + _LOCK_WAIT_S
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, 0.02)
+            self._await_lock(path, descriptor)
             yield
         finally:
             os.close(descriptor)  # releases the lock
+
+    def _await_lock(self, path: Path, descriptor: int) -> None:
+        import fcntl
+
+        begun = looked = time.monotonic()
+        seen = self._last_change()
+        pause_s = 0.001
+        is_noted = False
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            now = time.monotonic()
+            if now - looked > _LOCK_WAIT_S:
+                before, seen, looked = seen, self._last_change(), now
+                if before == seen or now - begun > _LOCK_LONGEST_S:
+                    raise BusyError(
+                        f"{path} was not free for {now - begun:.0f} s:"
+                        f" {lock_holder(descriptor)} has its lock",
+                        hint="it may be stopped: end it, or try again;"
+                        f" `fuser -v {path}` lists the processes that can have it",
+                    )
+            if not is_noted and now - begun > _LOCK_NOTE_S:
+                is_noted = True
+                note(f"waiting for the lock {path}: {lock_holder(descriptor)} has it")
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.02)
 
     def _last_change(self) -> int:
         """Return when a share last began or ended; 0: unknown."""
@@ -347,6 +373,20 @@ class StateFolder:
             return self.shares.stat().st_mtime_ns
         except OSError:
             return 0
+
+
+def lock_holder(descriptor: int) -> str:
+    """Name the process that has a file's lock (flock), by the kernel's list of locks."""
+    status = os.fstat(descriptor)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            # 1: FLOCK ADVISORY WRITE 4711 fd:01:262153 0 EOF
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == f"{device}:{status.st_ino}":
+                owner = Path("/proc", fields[4]).stat().st_uid
+                return f"process {fields[4]} of {user_name(owner)}"
+    return "a process that is not known here"
 
 
 def _open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:

@@ -246,7 +246,8 @@ class PodShares:
 
     def compared(self, readings: Readings) -> list[ShareView]:
         """Return the shares of pods, compared with the driver. Raises `StateError`."""
-        owned = [each for each in list_shares(self._folder) if each.share and each.share.owner]
+        with self._one_at_a_time:  # no resize changes record and contract meanwhile
+            owned = [each for each in list_shares(self._folder) if each.share and each.share.owner]
         return view(owned, readings)
 
     def tidy(self) -> None:

@@ -2,14 +2,16 @@
 """The machine's processes: which are alive, and which belong to a share.
 
 A process belongs to a share by its mount namespace (with the share's ledger mounted, or recorded),
-its environment, the share's record, or by descent from such a process or from the share's runner.
-Processes that this user may not inspect belong to other users' shares, and are skipped. The node
-agent has to see all processes (`unseen_processes`).
+the share's record, or by descent from such a process or from the share's runner. Its environment,
+which every process chooses, counts only in shares that are injected by it, and only for programs of
+the share's owner. Processes that this user may not inspect belong to other users' shares, and are
+skipped. The node agent has to see all processes (`unseen_processes`).
 """
 
 import os
 import re
 import signal
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -18,20 +20,23 @@ from pathlib import Path
 from allotment.ledger import ProcessUse
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.formats import format_pids
-from allotment.model.shares import Runner, Share, ShareId
+from allotment.model.shares import Injection, Runner, Share, ShareId
 from allotment.shares.record import read_traces
 
 _PROC = Path("/proc")
 _MOUNTED_SHARE = re.compile(
-    rb"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id)"
+    rb"^\d+ \d+ (\S+) (\S*)/([0-9a-f]+)/(?:usage|id)"
     rb" /run/allotment/share/(?:[0-9a-f]+/)?(?:usage|id) ",
     re.MULTILINE,
 )
+_MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)$", re.MULTILINE)
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 # `pod` and a uid, with dashes or, by systemd, underscores (kubelet pkg/kubelet/cm); a static pod's
 # is a hash. Seen from within a control group namespace, a pod's other container is `/../ID`.
 _POD_GROUP = re.compile(rb"[/-]pod[0-9a-f][0-9a-f_-]{31,35}(?![0-9a-f])|:/\.\./", re.MULTILINE)
 _UNSEEN = "a share would count as unused while a program runs in it"
 _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
+_AT_SECURE = 23  # <elf.h>
 _PAGE = 4096
 
 
@@ -43,7 +48,7 @@ def _boot_id() -> str:
         return ""
 
 
-def _read(pid: int, name: str) -> bytes:
+def _read(pid: int | str, name: str) -> bytes:
     """Read a file of a process in /proc; empty if the process is gone or another user's."""
     try:
         # Without a buffer, which costs more than the file: for each process.
@@ -105,10 +110,16 @@ def is_stopped(pid: int) -> bool:
 
 def pid_inside(pid: int) -> int:
     """The PID of a process in its innermost PID namespace."""
+    pids = _status(pid, b"NSpid:")
+    return int(pids[-1]) if pids else pid
+
+
+def _status(pid: int, name: bytes) -> list[bytes]:
+    """The words of a line of /proc/PID/status; empty: the process is gone."""
     for line in _read(pid, "status").splitlines():
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return pid  # the process is gone
+        if line.startswith(name):
+            return line.split()[1:]
+    return []
 
 
 def host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
@@ -141,9 +152,18 @@ def _pids() -> Iterator[int]:
 
 def _directory_of_environment(pid: int) -> str:
     for variable in _read(pid, "environ").split(b"\0"):
-        if variable.startswith(_SHARE_VARIABLE):
+        if variable.startswith(_SHARE_VARIABLE) and not _is_set_user_id(pid):
             return os.fsdecode(variable.removeprefix(_SHARE_VARIABLE))
     return ""
+
+
+def _is_set_user_id(pid: int) -> bool:
+    """Whether a process gained rights when it began: the loader ignored its variables then.
+
+    Programs such as sudo run as root with the variables of the user that calls them.
+    """
+    data = _read(pid, "auxv")
+    return (_AT_SECURE, 1) in struct.iter_unpack("@LL", data[: len(data) // 16 * 16])
 
 
 def named(pid: int) -> Runner:
@@ -178,36 +198,63 @@ def census(
     """
     known = list(shares)
     members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
-    by_directory = {str(directory): share.id for share, directory in known}
+    users = {share.id: _only_user(share, directory) for share, directory in known}
+    by_directory = {
+        str(directory): share.id
+        for share, directory in known
+        if share.injection is Injection.ENVIRONMENT
+    }
     roots = {
-        share.runner.pid: share.id
+        share.runner.pid: {share.id}
         for share, _ in known
         if share.runner is not None and is_alive(share.runner)
     }
-    has_runner = set(roots.values())
-    parents, namespaces, by_namespace = _scan()
+    has_runner = {share_id for owned in roots.values() for share_id in owned}
+    parents, namespaces, mounted = _scan({directory.parent for _, directory in known})
+    recorded: dict[int, set[ShareId]] = {}
     for share, directory in known:
         traces = read_traces(directory)
         pids = members[share.id]
         pids.update(member.pid for member in traces.members if is_alive(member))
-        roots.update(dict.fromkeys(pids, share.id))
         # Without a process in it, the namespace's number may have been reused.
         if traces.namespace is not None and (
             share.id in has_runner or any(namespaces.get(pid) == traces.namespace for pid in pids)
         ):
-            by_namespace.setdefault(traces.namespace, set()).add(share.id)
+            recorded.setdefault(traces.namespace, set()).add(share.id)
     for pid, namespace in namespaces.items():
-        owners = by_namespace.get(namespace, set())
-        if not owners and by_directory:
+        owners = recorded.get(namespace, set())
+        claimed = mounted.get(namespace, set()) & members.keys()
+        if by_directory and not owners | claimed:
             named_share = by_directory.get(_directory_of_environment(pid))
-            owners = {named_share} if named_share else set()
-        for share_id in owners & members.keys():
+            claimed = {named_share} if named_share else set()
+        for share_id in owners | {each for each in claimed if _is_of(pid, users[each])}:
             members[share_id].add(pid)
+    for share_id, pids in members.items():
+        for pid in pids:
+            roots.setdefault(pid, set()).add(share_id)
     for pid in parents:
-        owner = _share_of_ancestors(pid, parents, roots, strangers)
-        if owner in members:
-            members[owner].add(pid)
+        for share_id in _shares_of_ancestors(pid, parents, roots, strangers):
+            members[share_id].add(pid)
     return members
+
+
+def _only_user(share: Share, directory: Path) -> int | None:
+    """The only user whose processes can claim to be in a share; None: all users.
+
+    Mounts of its files show it, unless other users reach these by their path: in a folder for all
+    users each could mount them, in a namespace of its own.
+    """
+    is_by_variable = share.injection is Injection.ENVIRONMENT
+    try:
+        status = (directory if is_by_variable else directory / "usage").stat()
+    except OSError:  # a mode without a ledger, or the share is gone
+        return None
+    return None if status.st_mode & 0o002 else status.st_uid
+
+
+def _is_of(pid: int, user: int | None) -> bool:
+    """Whether a process is of a user, by its real user. All users, if it is None."""
+    return user is None or _status(pid, b"Uid:")[:1] == [b"%d" % user]
 
 
 def unseen_processes() -> str | None:
@@ -253,15 +300,18 @@ def _inspect(pid: int) -> tuple[int, str]:
     return namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
 
 
-def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, set[ShareId]]]:
+def _scan(
+    folders: Iterable[Path],
+) -> tuple[dict[int, int], dict[int, int], dict[int, set[ShareId]]]:
     """Each process's parent and mount namespace, and the shares of namespaces, by their mounts.
 
-    A process in its own root folder sees only the mounts below it. So the mounts are read once for
-    each namespace and root folder.
+    Mounts count of files in `folders`, the shares' folders. A process in its own root folder sees
+    only the mounts below it. So they are read once for each namespace and root folder.
     """
+    places = set(map(_place, folders))
     parents: dict[int, int] = {}
     namespaces: dict[int, int] = {}
-    by_namespace: dict[int, set[ShareId]] = {}
+    mounted: dict[int, set[ShareId]] = {}
     inspected: set[tuple[int, str]] = set()
     for pid in _pids():
         fields = _stat(pid)
@@ -273,22 +323,57 @@ def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, set[ShareId]]]:
         except OSError:
             continue  # another user's, or gone
         namespace = namespaces[pid] = view[0]
-        if namespace in by_namespace or view in inspected:
+        if namespace in mounted or view in inspected:
             continue
         inspected.add(view)
-        if mounts := _MOUNTED_SHARE.findall(_read(pid, "mountinfo")):
-            by_namespace[namespace] = {ShareId(share.decode()) for share in mounts}
-    return parents, namespaces, by_namespace
+        mounts = _MOUNTED_SHARE.findall(_read(pid, "mountinfo"))
+        if found := {
+            ShareId(share.decode())
+            for device, folder, share in mounts
+            if (device, _plain(folder)) in places
+        }:
+            mounted[namespace] = found
+    return parents, namespaces, mounted
 
 
-def _share_of_ancestors(
-    pid: int, parents: Mapping[int, int], roots: Mapping[int, ShareId], strangers: Collection[int]
-) -> ShareId | None:
-    """The share of the nearest ancestor that is a share's runner or process."""
+def _place(folder: Path) -> tuple[bytes, bytes] | None:
+    """The file system of a folder and its path there, as every mountinfo has them; None: unknown.
+
+    A tenant can mount a file of the same name at the same path, but no other file of this place.
+    """
+    try:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is written
+        number = _MOUNT_ID.search(_read("self", f"fdinfo/{descriptor}"))
+    finally:
+        os.close(descriptor)
+    for line in _read("self", "mountinfo").splitlines():
+        fields = line.split()
+        if number and fields[0] == number[1]:
+            root, target = (_plain(field).rstrip(b"/") for field in fields[3:5])
+            return fields[2], root + os.fsencode(path).removeprefix(target)
+    return None
+
+
+def _plain(path: bytes) -> bytes:
+    """A path of mountinfo, where blanks and backslashes are written in octal."""
+    return _ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), path)
+
+
+def _shares_of_ancestors(
+    pid: int,
+    parents: Mapping[int, int],
+    roots: Mapping[int, set[ShareId]],
+    strangers: Collection[int],
+) -> Collection[ShareId]:
+    """The shares of the nearest ancestor that is a share's runner or process."""
     seen = 0
     while pid and seen < len(parents) and pid not in strangers:
         pid = parents.get(pid, 0)
         if pid in roots:
             return roots[pid]
         seen += 1
-    return None
+    return ()

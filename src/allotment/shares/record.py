@@ -7,7 +7,6 @@ lines to it, and drop the oldest.
 
 import json
 import os
-import pwd
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from allotment.model.errors import AllotError, LedgerError, StateError, UsageErr
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
-from allotment.shares.folders import StateFolder, explained
+from allotment.shares.folders import StateFolder, explained, user_name
 
 RECORD = "share.json"
 _VERSION = 3
@@ -305,6 +304,11 @@ class LoadedShare:
                 limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
         return limits
 
+    def has_limits_of(self, other: "LoadedShare") -> bool:
+        """Whether record and ledger allow the same memory: no resize has come between."""
+        policies = [each.ledger and each.ledger.policy for each in (self, other)]
+        return self.devices() == other.devices() and policies[0] == policies[1]
+
     def booked_memory(self) -> dict[str, int]:
         """Return the booked memory of each device, by UUID, in bytes.
 
@@ -368,10 +372,7 @@ def check_owner(found: LoadedShare) -> None:
         return
     if os.geteuid() in {0, owner}:
         return
-    try:
-        name = f"{pwd.getpwuid(owner).pw_name} (uid {owner})"
-    except KeyError:
-        name = f"uid {owner}"
     raise StateError(
-        f"share {found.name} belongs to {name}", hint="run this command as that user, or as root"
+        f"share {found.name} belongs to {user_name(owner)}",
+        hint="run this command as that user, or as root",
     )

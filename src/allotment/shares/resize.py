@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from allotment.ledger import Terms
 from allotment.model.accounting import overlap
-from allotment.model.compute import Compute, ComputeClass, revised
+from allotment.model.compute import Compute, ComputeClass, greater, lesser, revised
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -132,13 +132,16 @@ def change_limits(
 
 
 def _terms_of(found: LoadedShare, device: ShareDevice) -> Terms | None:
-    """Return the compute before; of a pod's container as booked.
+    """Return the compute before: the lesser of record and contract, as with memory.
 
-    In force is less while another container of its pod has the same guarantee.
+    Of a pod's container as booked: in force is less while another one has the same guarantee.
     """
     terms = found.terms.get(device.uuid)
-    is_pods = terms is not None and found.owner is not None
-    return replace(terms, compute=device.compute) if terms and is_pods else terms
+    if terms is None:
+        return None
+    is_pods = found.owner is not None
+    compute = device.compute if is_pods else lesser(terms.compute, device.compute)
+    return replace(terms, compute=compute)
 
 
 def _new_parts(
@@ -291,13 +294,7 @@ def _greater(one: _Part, other: _Part) -> _Part:
     """The smallest part that covers both."""
     terms = one.terms
     if one.terms is not None and other.terms is not None:
-        first, second = one.terms.compute, other.terms.compute
-        compute = replace(
-            second,
-            guarantee=max(first.guarantee, second.guarantee),
-            ceiling=max(first.ceiling, second.ceiling),
-        )
-        terms = replace(one.terms, compute=compute)
+        terms = replace(one.terms, compute=greater(one.terms.compute, other.terms.compute))
     return _Part(max(one.memory, other.memory), terms)
 
 

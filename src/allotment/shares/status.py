@@ -22,7 +22,7 @@ from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
-from allotment.shares.compute_view import ComputeView
+from allotment.shares.compute_view import ComputeView, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import (
@@ -102,7 +102,7 @@ class DeviceView:
     overuse: str = ""
     """How the share has more than its limit by the driver; empty: it has not."""
     raised: str = ""
-    """How the ledger's limit is above the recorded one; empty: it is not."""
+    """How its ledger or contract allows more than was recorded; empty: neither does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class ShareView:
 
     @property
     def excess(self) -> str:
-        """How it has more memory than its limits; empty: it has not."""
+        """How it has more memory than its limits, or its files allow more; empty: neither."""
         texts = (each.raised or each.overuse for each in self.devices)
         return "; ".join(text for text in texts if text)
 
@@ -426,7 +426,7 @@ def _devices(
                 policy.uuid,
                 use,
                 turns.get(policy.uuid),
-                driver_percent=_utilization(readings.get(policy.uuid), pids),
+                driver_percent=utilization(readings.get(policy.uuid), pids),
             ),
         )
         for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
@@ -493,12 +493,7 @@ def _compared(
         for place in places:
             device = devices[place]
             record = recorded.get(device.uuid)
-            raised = overuse = ""
-            if record and device.limit > record.memory_bytes:
-                raised = (
-                    f"its ledger's limit of {device.uuid} is {format_bytes(device.limit)}, not"
-                    f" {format_bytes(record.memory_bytes)} as recorded"
-                )
+            overuse = ""
             if sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
                 overuse = (
                     f"its programs have {format_bytes(sum(sizes))} of {gpu} by the driver,"
@@ -511,9 +506,22 @@ def _compared(
                 peak=max(device.peak, used[place]),
                 driver_used=sum(sizes) if sizes else None,
                 overuse=overuse,
-                raised=raised,
+                raised=_raised(device, record) if record else "",
             )
     return tuple(compared[place] for place in range(len(devices)))
+
+
+def _raised(device: DeviceView, record: ShareDevice) -> str:
+    """How the share's files allow more than its record; empty: they do not."""
+    more = []
+    if device.limit > record.memory_bytes:
+        more.append(
+            f"its ledger's limit of {device.uuid} is {format_bytes(device.limit)}, not"
+            f" {format_bytes(record.memory_bytes)} as recorded"
+        )
+    if device.compute and (beyond := device.compute.beyond(record.compute)):
+        more.append(f"its contract's compute of {device.uuid} is {beyond}")
+    return "; ".join(more)
 
 
 def _limit(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
@@ -531,15 +539,6 @@ def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> in
     # A resize that was killed after it lowered the limit has not lowered the record yet.
     most = max(record.memory_bytes, record.most_bytes or 0) if record else 0
     return max(_limit(device, recorded), min(device.used, most))
-
-
-def _utilization(reading: Reading | Problem | None, pids: Collection[int]) -> int | None:
-    """The driver's figure; None: it does not report one."""
-    if not isinstance(reading, Reading):
-        return None
-    percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
-    known = [each for each in percents if each is not None]
-    return None if percents and not known else sum(known)
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:

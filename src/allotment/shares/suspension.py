@@ -14,7 +14,7 @@ from allotment.devices.checkpoints import Checkpoints, DriverRefusal, ProcessSta
 from allotment.model.errors import BusyError, NotFoundError, StateError, UsageError
 from allotment.model.shares import Runner, Share, ShareDevice, SuspendedBy, Suspension
 from allotment.modes import SoftMode, ledger_mode, traits_of
-from allotment.shares.folders import StateFolder, explained
+from allotment.shares.folders import StateFolder, explained, lock_holder
 from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.process_tree import census, is_alive, is_stopped, named
 from allotment.shares.record import check_owner, note_event, write_record
@@ -122,7 +122,8 @@ def locked_share(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError(
-                f"another `allot` is suspending or resuming share {found.name}",
+                f"share {found.name} is being suspended or resumed: {lock_holder(descriptor)} has"
+                " its lock",
                 hint="wait for it, and see `allot ps`",
             ) from None
         current = find(folder, found.id)

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.model.compute import Compute, ComputeClass, parse_compute, parse_weight, revised
+from allotment.model.compute import (
+    Compute,
+    ComputeClass,
+    greater,
+    lesser,
+    parse_compute,
+    parse_weight,
+    revised,
+)
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_percent
 
@@ -106,6 +114,25 @@ def test_each_option_changes_its_own() -> None:
     assert share == Compute(3000, 8000, 7, ComputeClass.LATENCY, is_governed=True)
     share = revised(share, compute=parse_compute("50"))
     assert share == Compute(5000, 5000, 7, ComputeClass.LATENCY, is_governed=True)
+
+
+computes = st.builds(
+    lambda parts, weight, kind, is_governed: Compute(
+        min(parts), max(parts), weight, kind, is_governed=is_governed
+    ),
+    st.tuples(st.integers(0, 10_000), st.integers(1, 10_000)),
+    st.integers(1, 10_000),
+    st.sampled_from(ComputeClass),
+    st.booleans(),
+)
+
+
+@given(computes, computes)
+def test_the_greater_covers_both_and_the_lesser_is_covered(one: Compute, other: Compute) -> None:
+    more, less = greater(one, other), lesser(one, other)
+    assert {greater(each, more) for each in (one, other, less)} == {more}
+    assert {lesser(each, less) for each in (one, other, more)} == {less}
+    assert (one == other) is (more == less)
 
 
 def test_best_effort_may_have_a_guarantee() -> None:

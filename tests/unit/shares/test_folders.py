@@ -86,17 +86,31 @@ def test_the_lock_excludes_and_waits_a_bounded_time(
     monkeypatch.setattr(folders, "_LOCK_WAIT_S", 0.05)
     with (tmp_path / "lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(BusyError, match="lock"), folder.locked():
+        holder = rf"process {os.getpid()} of \S+ \(uid {os.geteuid()}\) has"
+        with pytest.raises(BusyError, match=holder), folder.locked():
             pytest.fail("held by two")
     with folder.locked():
         pass
 
 
-@pytest.mark.parametrize("is_moving", [True, False])
+@pytest.mark.parametrize(
+    ("is_moving", "held_s", "is_waited_for"),
+    [(True, 120, True), (False, 30, False), (True, 330, False)],
+    ids=["passes-on", "is-held", "seems-to-pass-on"],
+)
 def test_a_lock_that_passes_from_one_to_the_next_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_moving: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    is_moving: bool,
+    held_s: int,
+    is_waited_for: bool,
 ) -> None:
-    """Hundreds of commands may start at once: each of them has its turn."""
+    """Hundreds of commands may start at once: each of them has its turn.
+
+    In a folder for all users each of them can hold the lock and change the time of `shares`.
+    """
     folder = StateFolder(tmp_path)
     folder.prepare()
     waited_s = 0.0
@@ -104,19 +118,30 @@ def test_a_lock_that_passes_from_one_to_the_next_is_waited_for(
         fcntl.flock(other, fcntl.LOCK_EX)
 
         def sleep(_seconds: float) -> None:
-            """A share begins or ends between two looks; after two minutes the lock is free."""
+            """A share begins or ends between two looks."""
             nonlocal waited_s
             waited_s += 15
             if is_moving:
                 os.utime(folder.shares, (waited_s, waited_s))
-            if waited_s == 120:
+            if is_waited_for and waited_s == held_s:
                 fcntl.flock(other, fcntl.LOCK_UN)
 
         monkeypatch.setattr(time, "monotonic", lambda: waited_s)
         monkeypatch.setattr(time, "sleep", sleep)
-        with nullcontext() if is_moving else pytest.raises(BusyError), folder.locked():
+        with nullcontext() if is_waited_for else pytest.raises(BusyError), folder.locked():
             pass
-    assert waited_s == (120 if is_moving else 30)
+    assert waited_s == held_s
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"allot: waiting for the lock {folder.root}/lock: process {os.getpid()}")
+
+
+def test_a_lock_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    (tmp_path / "lock").unlink()
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(StateError, match="open the lock"), folder.locked():
+        pytest.fail("opened a pipe")
 
 
 def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

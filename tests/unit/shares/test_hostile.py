@@ -23,11 +23,12 @@ from rounds import undisturbed
 from allotment.ledger import operations, read, reap, set_limit
 from allotment.ledger.layout import USAGE_SIZE
 from allotment.ledger.lease_layout import LEASES_FILE_SIZE
-from allotment.model.errors import LedgerError
+from allotment.model.errors import BusyError, LedgerError
 from allotment.model.shares import Share
 from allotment.modes import take_damages
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.suspend import suspend
 
 Make = Callable[..., tuple[Share, Path]]
 
@@ -134,6 +135,18 @@ def test_a_share_starts_beside_a_tenant_that_holds_every_lock(
         # Half a second for each of the two changes of the contract, where such a lock was waited
         # for.
         assert undisturbed(took, lambda seconds: seconds < 0.8) < 0.8
+
+
+def test_who_holds_the_lock_of_a_share_is_named(folder: StateFolder, make: Make) -> None:
+    _, directory = make("1Gi", name="train")
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        holder = f"train is being suspended or resumed: process {os.getpid()} of "
+        with pytest.raises(BusyError, match=holder):
+            suspend(folder, "train", lambda _: {}, patience_s=1)
+    finally:
+        os.close(descriptor)
 
 
 def test_a_folder_of_a_runtimes_making_is_removed(folder: StateFolder, make: Make) -> None:

@@ -20,6 +20,8 @@ from allotment.model.shares import Injection, Runner
 from allotment.shares import lifecycle
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy
+from allotment.shares.process_tree import named
+from allotment.shares.record import Traces, write_traces
 
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -115,10 +117,20 @@ def test_a_share_that_came_back_after_a_killed_removal_ends(node: Node, steps: i
 
 def test_a_share_in_use_does_not_end(node: Node, sleeper: Sleeper) -> None:
     share = node.prepare(order())
-    process = sleeper(ALLOTMENT_SHARE=str(node.folder.share(share.id)))
+    process = sleeper()
+    write_traces(node.folder.share(share.id), Traces(members=(named(process.pid),)))
     with pytest.raises(BusyError, match=str(process.pid)):
         node.shares.end(share.id)
     process.communicate()
+    node.shares.end(share.id)
+    assert node.shares.owned() == ()
+
+
+def test_a_process_of_another_container_that_names_a_share_does_not_keep_it(
+    node: Node, sleeper: Sleeper
+) -> None:
+    share = node.prepare(order())
+    sleeper(ALLOTMENT_SHARE=str(node.folder.share(share.id)))
     node.shares.end(share.id)
     assert node.shares.owned() == ()
 

@@ -6,17 +6,28 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from allotment.model.shares import Share
-from allotment.shares import process_tree
+from allotment.model.devices import Device
+from allotment.model.shares import Injection, Share
+from allotment.shares import lifecycle, process_tree
+from allotment.shares.folders import StateFolder
+from allotment.shares.run.namespace import can_unshare
 
 Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+Begin = Callable[..., int]
+NOBODY = "65534"
+NOBODYS = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not can_unshare() or shutil.which("setpriv") is None,
+    reason="other users and mounts are root's to make, users by setpriv",
+)
 
 
 def test_this_process_lives_and_is_itself() -> None:
@@ -79,6 +90,129 @@ def test_members_by_environment(make: Make, sleeper: Sleeper) -> None:
     member = sleeper(ALLOTMENT_SHARE=str(directory))
     sleeper(ALLOTMENT_SHARE="/elsewhere")
     assert process_tree.census([(share, directory)]) == {share.id: {member.pid}}
+
+
+@pytest.mark.parametrize("injection", sorted(set(Injection) - {Injection.ENVIRONMENT}))
+def test_a_share_with_mounts_has_no_members_by_environment(
+    make: Make, sleeper: Sleeper, injection: Injection
+) -> None:
+    share, directory = make(runner=None)
+    sleeper(ALLOTMENT_SHARE=str(directory))
+    assert process_tree.census([(replace(share, injection=injection), directory)]) == {
+        share.id: set()
+    }
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Starts a program, and returns the process id that it writes when it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*command: str, **variables: str) -> int:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        started.append(process)
+        assert process.stdout
+        return int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+READY = "echo $$; exec cat"
+AS_NOBODY = f"{' '.join(NOBODYS)} sh -c '{READY}'"
+BECOME_ROOT = (
+    "import os, sys; os.setresuid(0, 0, 0); print(os.getpid(), flush=True); sys.stdin.read()"
+)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "program",
+    [
+        (*NOBODYS, "sh", "-c", READY),
+        # As a set-user-id program that a user calls.
+        ("setpriv", f"--ruid={NOBODY}", sys.executable, "-c", BECOME_ROOT),
+    ],
+    ids=["as-itself", "by-sudo"],
+)
+def test_another_users_process_that_names_a_share_is_no_member(
+    make: Make, begin: Begin, program: tuple[str, ...]
+) -> None:
+    share, directory = make(runner=None)
+    begin(*program, ALLOTMENT_SHARE=str(directory))
+    assert process_tree.census([(share, directory)]) == {share.id: set()}
+
+
+@needs_root
+def test_a_descendant_of_a_member_is_one_as_any_user(make: Make, begin: Begin) -> None:
+    share, directory = make(runner=None)
+    child = begin("sh", "-c", f"env -i {AS_NOBODY}; true", ALLOTMENT_SHARE=str(directory))
+    assert child in process_tree.census([(share, directory)])[share.id]
+
+
+def mounting(source: Path, then: str = READY) -> tuple[str, ...]:
+    """A program with a file mounted as a container's runtime mounts a share's ledger."""
+    target = "/run/allotment/share/usage"
+    steps = ("mount -t tmpfs none /run", f"mkdir -p {Path(target).parent}", f"touch {target}")
+    script = "; ".join((*steps, f"mount --bind '{source}' {target}", then))
+    return ("unshare", "--mount", "sh", "-ec", script)
+
+
+@pytest.fixture
+def mounted_share(
+    tmp_path: Path,
+    devices: tuple[Device, ...],
+    order: Callable[..., lifecycle.ShareOrder],
+) -> tuple[Share, Path]:
+    """A share of a container, in a folder with a blank in its name."""
+    folder = StateFolder(tmp_path / "a folder")
+    folder.prepare()
+    made = replace(order(runner=None), injection=Injection.CDI)
+    return lifecycle.create(folder, made, devices)
+
+
+@needs_root
+def test_a_mounted_ledger_makes_members_and_a_file_of_its_name_does_not(
+    mounted_share: tuple[Share, Path], tmp_path: Path, begin: Begin
+) -> None:
+    share, directory = mounted_share
+    inside = begin(*mounting(directory / "usage"))
+    forged = tmp_path / "volume" / "shares" / share.id / "usage"
+    forged.parent.mkdir(parents=True)
+    forged.write_bytes(b"")
+    begin(*mounting(forged))
+    assert process_tree.census([mounted_share]) == {share.id: {inside}}
+
+
+@needs_root
+def test_a_program_that_leaves_the_namespace_of_its_share_stays_a_member(
+    mounted_share: tuple[Share, Path], begin: Begin
+) -> None:
+    share, directory = mounted_share
+    leave = f"unshare --mount sh -ec 'umount /run/allotment/share/usage; {READY}'; true"
+    gone = begin(*mounting(directory / "usage", leave))
+    assert gone in process_tree.census([mounted_share])[share.id]
+
+
+@needs_root
+def test_mounts_count_for_users_who_may_write_the_ledger(
+    mounted_share: tuple[Share, Path], begin: Begin
+) -> None:
+    """In a folder for all users each of them could mount it."""
+    share, directory = mounted_share
+    usage = directory / "usage"
+    own = begin(*mounting(usage))
+    other = begin(*mounting(usage, f"exec {AS_NOBODY}"))
+    assert process_tree.census([mounted_share]) == {share.id: {own, other}}
+    usage.chmod(0o644)
+    assert process_tree.census([mounted_share]) == {share.id: {own}}
 
 
 def test_members_by_descent_whatever_their_environment(make: Make) -> None:

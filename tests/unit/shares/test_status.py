@@ -14,9 +14,9 @@ from patience import wait_until
 
 from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
-from allotment.ledger import DeviceUse, ProcessUse, SeatAccount
+from allotment.ledger import DeviceUse, ProcessUse, SeatAccount, leases
 from allotment.ledger.layout import NAME_BYTES
-from allotment.model.compute import parse_compute
+from allotment.model.compute import Compute, ComputeClass, parse_compute
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
@@ -245,7 +245,7 @@ def test_the_files_of_a_device_are_read_once_for_all_its_shares(
     is_watching = True
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
-        if is_watching and event == "open":
+        if is_watching and event == "open" and not str(arguments[0]).startswith("/proc/"):
             opened.append(str(arguments[0]).rpartition("/")[2])
 
     sys.addaudithook(watch)
@@ -387,6 +387,50 @@ def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
     assert (share.is_enforced, share.enforcement) == (False, "no")
     assert "is 40Gi, not 1Gi as recorded" in share.excess
     assert share.overuse == ""  # which alone ends programs
+
+
+def change_contract(folder: StateFolder, uuid: str, compute: Compute) -> None:
+    """As a program that may write the contract."""
+    (taken,) = ledger.read_contract(folder.devices / uuid / "contract").seats
+    leases.change(folder.devices / uuid, taken.seat, replace(taken.terms, compute=compute))
+
+
+PROMISED = parse_compute("10:20")
+
+
+@pytest.mark.parametrize(
+    ("compute", "text"),
+    [
+        (replace(PROMISED, ceiling=9000), "is 10:90 (weight 100, class normal), not 10:20 (weight"),
+        (replace(PROMISED, guarantee=1500), "is 15:20 (weight"),
+        (replace(PROMISED, weight=500), "is 10:20 (weight 500, class normal), not 10:20 (weight"),
+        (replace(PROMISED, kind=ComputeClass.LATENCY), "is 10:20 (weight 100, class latency), not"),
+        (replace(PROMISED, is_governed=False), "is without turns, not 10:20 (weight"),
+        (replace(PROMISED, guarantee=0), ""),
+    ],
+    ids=["ceiling", "guarantee", "weight", "class", "turns", "less"],
+)
+def test_compute_that_was_raised_in_the_contract_alone_is_not_enforced(
+    folder: StateFolder, make: Make, compute: Compute, text: str
+) -> None:
+    share, _ = make("1Gi", name="train", compute=PROMISED)
+    change_contract(folder, share.devices[0].uuid, compute)
+    (seen,) = view(current(folder), driver())
+    assert (seen.is_enforced, bool(seen.excess)) == (not text, bool(text))
+    assert text in seen.excess
+    assert seen.overuse == ""  # which alone ends programs
+
+
+def test_no_resize_records_compute_that_was_raised_in_the_contract_alone(
+    folder: StateFolder, make: Make, devices: tuple[Device, ...]
+) -> None:
+    make("1Gi", name="train", compute=PROMISED)
+    uuid = devices[0].uuid
+    change_contract(folder, uuid, replace(PROMISED, ceiling=9000, kind=ComputeClass.LATENCY))
+    resize(folder, "train", LimitChange(memory=parse_memory("2Gi")), devices, force=False)
+    (found,) = current(folder)
+    assert [each.compute for each in found.devices()] == [PROMISED]
+    assert found.terms[uuid].compute == PROMISED
 
 
 def test_a_slices_use_is_what_the_driver_lists_on_its_gpu(

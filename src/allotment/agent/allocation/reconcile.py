@@ -23,7 +23,7 @@ from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, format_percent
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES
@@ -247,16 +247,16 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
 
 
 def beyond_promise(share: Share, pod: Pod | None) -> str:
-    """Say which device's memory in a share's record is more than its pod has; empty: none.
+    """Say which amounts in a share's record are more than its pod has; empty: none.
 
-    Its placement counts, and without one its request for a number of bytes. Without a placement
-    `allotment.dev/resize` cannot ask for more than that.
+    Its placement counts, and without one its request: a number of bytes, and a guarantee. Without a
+    placement `allotment.dev/resize` cannot ask for more than that.
     """
-    if pod is None or share.owner is None:
+    if pod is None or share.owner is None or traits_of(share.mode).is_slice:
         return ""
     name = share.owner.container
     most = {
-        device.uuid: device.memory
+        device.uuid: (device.memory, device.guarantee)
         for container in _containers(pod)
         for device in container.devices
         if container.name == name
@@ -264,20 +264,29 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
     if not most:
         own = {key: text for key, text in pod.annotations.items() if key != RESIZE}
         with suppress(UsageError):  # its annotations were changed since it started
-            asked = [
-                each
-                for each in asks_of(replace(pod, annotations=own), nvidia=())
-                if each.container == name
-            ]
-            sizes = [each.request.memory.size_bytes for each in asked if each.request]
-            most = {each.uuid: size for each in share.devices for size in sizes if size}
-    more = [
-        f"the share's record allows {format_bytes(each.memory_bytes)} of {each.uuid}; the pod's"
-        f" placement or request allows {format_bytes(most[each.uuid])}"
-        for each in share.devices
-        if not traits_of(share.mode).is_slice and each.memory_bytes > most.get(each.uuid, MAX_BYTES)
-    ]
-    return "; ".join(more)
+            most = {
+                device.uuid: (
+                    ask.request.memory.size_bytes or MAX_BYTES,
+                    ask.request.compute.guarantee,
+                )
+                for ask in asks_of(replace(pod, annotations=own), nvidia=())
+                if ask.container == name and ask.request
+                for device in share.devices
+            }
+    more = []
+    for each in share.devices:
+        memory, guarantee = most.get(each.uuid, (MAX_BYTES, WHOLE))
+        if each.memory_bytes > memory:
+            more.append((each.uuid, format_bytes(each.memory_bytes), format_bytes(memory)))
+        if each.compute.guarantee > guarantee:
+            percents = map(format_percent, (each.compute.guarantee, guarantee))
+            has, allowed = (f"{percent} % of the compute" for percent in percents)
+            more.append((each.uuid, has, allowed))
+    return "; ".join(
+        f"the share's record allows {has} of {uuid}; the pod's placement or request allows"
+        f" {allowed}"
+        for uuid, has, allowed in more
+    )
 
 
 def _containers(pod: Pod) -> tuple[PlacedContainer, ...]:

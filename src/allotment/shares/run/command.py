@@ -32,7 +32,14 @@ from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
 from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle
-from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_copy, simulated_copy
+from allotment.shares.folders import (
+    RUN_FOLDER,
+    StateFolder,
+    is_trusted,
+    note,
+    shim_copy,
+    simulated_copy,
+)
 from allotment.shares.mode_lives import life_of
 from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
@@ -337,7 +344,7 @@ def _create_in_turn(
     until = time.monotonic() + wait_s
 
     def notice(earlier: int) -> None:
-        _note(f"waiting behind {format_count(earlier, 'command')} that came before")
+        note(f"waiting behind {format_count(earlier, 'command')} that came before")
 
     queue = order.machine.parent.name if order.machine else "real"
     try:
@@ -351,7 +358,7 @@ def _create_in_turn(
                 except DoesNotFitError as error:
                     if error.message != reason:
                         reason = error.message
-                        _note(f"waiting for room (Ctrl-C ends it): {reason}")
+                        note(f"waiting for room (Ctrl-C ends it): {reason}")
                 _await_change(folder, before, until)
     except TimeoutError:
         late = DoesNotFitError(
@@ -373,11 +380,6 @@ def _await_change(folder: StateFolder, before: int, until: float) -> None:
         if time.monotonic() > until:
             raise TimeoutError
         time.sleep(0.1)
-
-
-def _note(text: str) -> None:
-    with suppress(OSError):
-        os.write(2, f"allot: {text}\n".encode())
 
 
 def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
