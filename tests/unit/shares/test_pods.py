@@ -108,9 +108,9 @@ def test_a_share_ends_with_its_spec(node: Node) -> None:
 
 @pytest.mark.parametrize("steps", range(6, 14))
 def test_a_share_that_came_back_after_a_killed_removal_ends(node: Node, steps: int) -> None:
-    share = node.prepare(order("2Gi"))
+    share = node.prepare(order(memory="2Gi"))
     kill_after(steps, node.folder.root, lambda: node.shares.end(share.id))
-    assert node.prepare(order("2Gi")).id == share.id
+    assert node.prepare(order(memory="2Gi")).id == share.id
     node.shares.end(share.id)
     node.check()
 
