@@ -2,6 +2,8 @@
 """Bad input, bad circumstances: a clear error and the next step; nothing lost or half made."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,16 +172,36 @@ def test_a_full_disk(allot: Allot, size: str) -> None:
     refused(done, 6, "No space left on device", "--state")
 
 
-def test_output_into_a_closed_pipe_is_no_crash(allot: Allot) -> None:
-    command = subprocess.list2cmdline(allot.command("--help"))
-    done = subprocess.run(
-        ["bash", "-c", f"{command} | true; true"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=allot.environment(),
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("ps", "-o", "json"),
+        ("run", "--help"),
+        ("mig", "export", "--simulated", "h100-80gb"),
+        ("devices", "--simulated", "t4", "-o", "json"),
+        ("completion", "bash"),
+        ("env", "--simulated", "t4", "--", "seq", "1"),
+    ],
+    ids=" ".join,
+)
+def test_output_into_a_closed_pipe_ends_a_command_silently(
+    allot: Allot, words: tuple[str, ...]
+) -> None:
+    """As with other tools: by SIGPIPE, or with the status that a shell shows for that."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as output:
+        done = subprocess.run(
+            allot.command(*words),
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=allot.environment(),
+        )
     assert done.stderr == ""
+    assert done.returncode in {141, -signal.SIGPIPE}
 
 
 def test_colour_only_where_it_is_wanted(allot: Allot) -> None:

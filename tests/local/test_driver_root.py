@@ -76,6 +76,15 @@ def test_a_program_needs_no_variables(inside: Inside, tmp_path: Path) -> None:
     assert text.count("UUID: GPU-") == 2
 
 
+def test_doctor_names_a_gpu_that_a_container_was_not_given(inside: Inside, allot: Allot) -> None:
+    uuids = [each.uuid for each in read_machine(machine_path(allot.state, "t4:2")).devices]
+    words = shlex.join(allot.command("doctor"))
+    text = inside("t4:2", "sh", "-c", f"ALLOTMENT_SIMULATED_DEVICES={uuids[1]} {words} || true")
+    assert f"GPU {uuids[0]}: the kernel's driver lists it, and this process cannot see it" in text
+    assert f"GPU {uuids[1]}" not in text
+    assert "cannot see it" not in inside("t4:2", "sh", "-c", f"{words} || true")
+
+
 def test_other_files_are_left_alone(allot: Allot, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     done = allot("env", "--simulated", "t4", "--driver-root", tmp_path, "--", "true")

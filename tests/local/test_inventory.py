@@ -18,7 +18,7 @@ import pytest
 from allotment.agent.health.records import HealthState, Need, Rules
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import XidPolicy
-from allotment.agent.inventory import Gone, GpuWatch, Sighting
+from allotment.agent.inventory import Gone, GpuWatch, Hidden, Sighting
 from allotment.devices import faults, layout
 from allotment.devices.events import GpuEvent
 from allotment.devices.simulated import SimulatedMachine, reset_gpu
@@ -227,6 +227,30 @@ def test_a_gpu_that_was_lost_before_the_start_is_gone(
                 faults.set_fault(path, 1, hang_us=0)
             await until(lambda: gone == {uuids[0]})
             assert uuids[0] not in listed(watch)
+
+    asyncio.run(script())
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_gpu_that_the_agent_may_not_use_is_hidden_and_not_gone(
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """Its programs go on. Beside it a lost GPU cannot be told from it, so both are spared."""
+    path = machine("t4:3")
+    uuids, other = uuids_of(path), "GPU-00000000-1111-2222-3333-444444444444"
+    monkeypatch.setenv("ALLOTMENT_SIMULATED_DEVICES", ",".join(uuids[1:]))
+    faults.set_fault(path, 1, lost=is_lost)
+
+    async def script() -> None:
+        seen = dict[str, Sighting]()
+        watch = GpuWatch(machine=path, patience_s=2.0, poll_s=0.1, expected=lambda: [*uuids, other])
+        watch.hear(lambda uuid, sighting: seen.update({uuid: sighting}))
+        async with watching(watch):
+            await until(lambda: seen.keys() == {*uuids, other})
+            assert isinstance(seen[uuids[0]], Hidden)
+            assert isinstance(seen[uuids[1]], Hidden if is_lost else Look)
+            assert isinstance(seen[uuids[2]], Look)
+            assert isinstance(seen[other], Gone)
 
     asyncio.run(script())
 

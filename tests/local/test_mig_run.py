@@ -512,6 +512,14 @@ def test_gpus_that_cannot_be_cut(allot: Allot, spec: str, message: tuple[str, ..
         assert each in done.stderr
 
 
+def test_a_profile_that_no_gpu_has_is_not_a_matter_of_a_reset(allot: Allot) -> None:
+    done = allot("run", "--simulated", "a100-80gb", "--mig", "9g.90gb", "--", "true")
+    assert done.returncode == DoesNotFitError.exit_code
+    assert "has no profile 9g.90gb" in done.stderr
+    assert "hint: the profiles here are: 1g.10gb" in done.stderr
+    assert "reset" not in done.stderr
+
+
 # ---- several modes that would do -----------------------------------------------------------------
 
 

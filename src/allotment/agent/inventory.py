@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from typing import Final, TypeVar
 
 from allotment.devices.events import GpuEvent, Listeners
 from allotment.devices.sources import Inventory, Problem
-from allotment.devices.watching import Asker, Look, NvmlSession, ReadFailure
+from allotment.devices.watching import Asker, Look, NvmlSession, ReadFailure, hidden_gpus
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError
@@ -45,7 +46,17 @@ class Gone:
     is_replaced: bool = False
 
 
-Sighting = Look | ReadFailure | Silent | Gone | GpuEvent
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The kernel's driver lists the GPU, and NVML does not: it may serve its programs as ever."""
+
+    reason: str = (
+        "the kernel's driver lists it, and this agent cannot see it: look at NVIDIA_VISIBLE_DEVICES"
+        " and the device nodes of the agent's container, else at the kernel's log"
+    )
+
+
+Sighting = Look | ReadFailure | Silent | Gone | Hidden | GpuEvent
 """What was observed of one GPU."""
 
 
@@ -107,7 +118,7 @@ class GpuWatch:
 
         `fails_without`: `run` raises `NoDevicesError` if NVML fails at the start; else it retries.
         `offerable` filters a GPU's MIG devices, in its thread. `expected` returns the UUIDs of GPUs
-        that were here before the start: those that the driver does not list are gone.
+        that were here before the start: those that no driver lists are gone.
         """
         self._session = NvmlSession(machine)
         self._fails_without = fails_without
@@ -117,10 +128,12 @@ class GpuWatch:
         self._poll_s = poll_s
         self._test_s = test_s
         self._nvml = Asker("nvml")
+        self._kernel = Asker("kernel")
         self._surveyed: Future[tuple[int, bool]] | None = None
         self._signature: object = None
         self._gpus: list[_Gpu] = []
         self._devices: dict[str, Device] = {}
+        self._hidden = frozenset[str]()
         self._slices: dict[str, tuple[Device, ...]] = {}
         """Each GPU's MIG devices, by its UUID, as last reported."""
         self._listeners = Listeners(self._session, self._deliver)
@@ -315,9 +328,22 @@ class GpuWatch:
         present = {gpu.uuid for gpu in self._gpus}
         # One that has not said its UUID yet may be any, unless it is lost itself.
         if all(gpu.uuid or (gpu.failure and gpu.failure.is_lost) for gpu in self._gpus):
-            for uuid in {*self._devices, *self._expected()} - present:
-                self._observe(uuid, Gone())
+            await self._observe_missing({*self._devices, *self._expected()} - present)
         self._update()
+
+    async def _observe_missing(self, uuids: AbstractSet[str]) -> None:
+        """Observe GPUs that NVML does not list: gone, or hidden from this process."""
+        self._hidden &= uuids
+        asked = self._kernel.ask(self._session.driver_gpus) if uuids else None
+        if asked is None:
+            return  # none is missing, or the kernel has not answered yet
+        try:
+            listed = await self._outcome(asked, self._patience_s)
+        except (TimeoutError, AllotError):
+            return  # a later look may know
+        self._hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
+        for uuid in uuids:
+            self._observe(uuid, Hidden() if uuid in self._hidden else Gone())
 
     def _ask(self, gpu: _Gpu) -> bool:
         """False: the previous question is still open."""
@@ -415,7 +441,8 @@ class GpuWatch:
             gone = self._problem or "the driver no longer lists it"
             for uuid, device in self._devices.items():
                 if uuid not in by_uuid:
-                    problems.append(Problem(device.index, uuid, gone, device))
+                    why = Hidden().reason if uuid in self._hidden else gone
+                    problems.append(Problem(device.index, uuid, why, device))
         devices = sorted(self._devices.values(), key=lambda each: (each.index, each.uuid))
         slices = tuple(each for gpu in devices for each in self._slices.get(gpu.uuid, ()))
         made = Inventory(devices=tuple(devices), problems=tuple(problems), slices=slices)
@@ -434,6 +461,7 @@ class GpuWatch:
         if self._session.is_simulated or not hangs:
             await self._shut_down()
         self._nvml.close()
+        self._kernel.close()
 
     async def _shut_down(self) -> None:
         """Close NVML in its own thread, after an open question."""

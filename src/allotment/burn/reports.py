@@ -110,25 +110,30 @@ VERSION: Final = 1
 
 DOCUMENT: Final = """\
 version         1
-plan            the options, per process: memory_bytes, memory_fraction, chunk_bytes, api,
-                touch, kernel_ns, graph_nodes, streams, processes, seconds, launches, rate, device
+plan            the options, per process: memory_bytes, memory_fraction,
+                chunk_bytes, api, touch, kernel_ns, graph_nodes, streams,
+                processes, seconds, launches, rate, device
 asked_bytes     memory requested, all processes
 got_bytes       memory that the driver granted, all processes
 launches        finished launches (of kernels, or of graphs with --graph)
 kernels         finished kernels
-event_seconds   time between the event before and the event after each launch, summed; includes
-                waits for the work of other programs
+event_seconds   time between the event before and the event after each
+                launch, summed; includes waits for the work of other
+                programs
 wall_seconds    the longest time that a process spent launching
-latency_us      p50, p99 and max from before a launch (with --rate: from its due time, if the one
-                before was late) until its end was observed; null without launches
+latency_us      p50, p99 and max from before a launch (with --rate: from its
+                due time, if the one before was late) until its end was
+                observed; null without launches
 interrupted     true if a signal ended the burn early
 errors          number of errors, refusals included
-processes       per process: pid, device (ordinal, uuid, name, total_bytes, multiprocessors
-                available to this process), asked_bytes, got_bytes, memory_before and memory_after
-                (cuMemGetInfo after the creation of the context, and after the last allocation:
-                free_bytes, total_bytes; null if not reached), launches, kernels, event_seconds,
-                wall_seconds, latency_us, interrupted, errors (code, name, call, at_bytes: memory
-                held by the process at that time)
+processes       per process: pid, device (ordinal, uuid, name, total_bytes,
+                multiprocessors available to this process), asked_bytes,
+                got_bytes, memory_before and memory_after (cuMemGetInfo
+                after the creation of the context, and after the last
+                allocation: free_bytes, total_bytes; null if not reached),
+                launches, kernels, event_seconds, wall_seconds, latency_us,
+                interrupted, errors (code, name, call, at_bytes: memory held
+                by the process at that time)
 """
 
 

@@ -121,7 +121,7 @@ def command(
 
     \b
     Examples:
-      allot agent --node-name n1 --kubeconfig ~/.kube/config --simulated a100-80gb:2
+      allot agent --node-name n1 --kubeconfig ~/.kube/config --simulated t4:2
       allot agent --config-map kube-system/allotment --default-config default
       allot agent --remove
     """  # noqa: D301 - click's mark

@@ -27,7 +27,7 @@ Examples:
   allot run --simulated a100-80gb --memory 4Gi -- allot burn --memory 5Gi
   allot burn --memory 512Mi --api vmm --processes 4 -o json
   allot burn --memory 25% --kernel 0 --seconds 60        (only hold memory)
-  allot burn --kernel 1ms --rate 20 --seconds 10         (a service; reports latency)
+  allot burn --kernel 1ms --rate 20 --seconds 10         (a service: latency)
 
 \b
 Exit codes:
@@ -36,7 +36,7 @@ Exit codes:
   2  a bad option or value
   5  no driver or no GPU
   9  the driver refused memory (CUDA_ERROR_OUT_OF_MEMORY)
-  128 + the signal's number, if a signal ended it early (the report is still printed)
+  128 + the signal's number, if a signal ended it early (with a report)
 
 \b
 With -o json, one document:

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from allotment.cli.groups import wants_colour
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
 from allotment.cli.options import output_option, state_option, usual_kubeconfig
+from allotment.devices.watching import driver_gpus, hidden_gpus
 from allotment.ledger import read_contract
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
@@ -32,6 +33,7 @@ from allotment.modes.mps.state import DaemonState, MpsStatus
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import place_of, statuses
+from allotment.shares.run.command import inside_share
 from allotment.shares.run.namespace import PRELOAD_FILE, can_unshare
 
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
@@ -326,6 +328,7 @@ def _driver() -> Iterator[Finding]:
         inventory = real_inventory()
     except AllotError as error:
         yield Finding("NVML", CheckResult.NOTE, f"{error.message}; {simulated}", install)
+        yield from _hidden(())
         return
     names = ", ".join(device.name for device in inventory.devices) or "no GPU"
     yield Finding("NVML", CheckResult.OK, f"{format_count(len(inventory.devices), 'GPU')}: {names}")
@@ -333,6 +336,22 @@ def _driver() -> Iterator[Finding]:
         fix = "check the kernel log (dmesg | grep -i xid); reset or replace the GPU"
         name = problem.uuid or f"number {problem.index}"
         yield Finding(f"GPU {name}", CheckResult.NOTE, problem.message, fix)
+    silent = [problem.uuid for problem in inventory.problems]
+    yield from _hidden([*silent, *(device.uuid for device in inventory.devices)])
+
+
+def _hidden(shown: Sequence[str | None]) -> Iterator[Finding]:
+    """Name the GPUs of the driver that NVML does not show to this process."""
+    if inside_share():
+        return
+    for uuid in sorted(hidden_gpus(driver_gpus(), shown)):
+        yield Finding(
+            f"GPU {uuid}",
+            CheckResult.NOTE,
+            "the kernel's driver lists it, and this process cannot see it",
+            "in a container: give it all GPUs, as by NVIDIA_VISIBLE_DEVICES=all; else check the"
+            " kernel log (dmesg | grep -i nvrm)",
+        )
 
 
 def _mig(folder: StateFolder) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 
 import os
 import shlex
+import signal
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,7 +54,7 @@ def command(
     Examples:
       eval "$(allot env --simulated a100-80gb:2)"
       eval "$(allot env --unset)"
-      allot env --simulated h100-80gb --driver-root /var/lib/gpu -- nvidia-device-plugin
+      allot env --simulated t4 --driver-root /var/lib/gpu -- nvidia-device-plugin
     """  # noqa: D301 - click's mark
     if unset:
         for name in _VARIABLES:
@@ -117,4 +118,5 @@ def _run(program: tuple[str, ...], values: dict[str, str], driver_root: Path | N
                 f"cannot show the files of {driver_root} to a program: {error}",
                 hint="it needs CAP_SYS_ADMIN for a mount namespace: run it as root",
             ) from error
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program inherits that
     os.execve(found.path, found.arguments, {**os.environ, **values})

@@ -102,7 +102,8 @@ def command(
     Examples:
       allot fault --simulated a100-80gb:2 --gpu GPU-4f6e21b0 --lost
       allot fault --simulated a100-80gb:2 --xid 43
-      allot fault --simulated a100-80gb:2 --mig-slow create-gpu=2s --mig-error create-compute=23
+      allot fault --simulated a100-80gb:2 --mig-slow create-gpu=2s
+      allot fault --simulated a100-80gb:2 --mig-error create-compute=23
       allot fault --simulated a100-80gb:2 --reset
       allot fault --simulated a100-80gb:2 --clear
     """  # noqa: D301 - click's mark

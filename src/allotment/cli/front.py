@@ -39,6 +39,9 @@ def command(
     Examples:
       allot front --ready-file /tmp/front-ready
     """  # noqa: D301 - click's mark
+    if ready_file is not None:
+        # A killed front left it. Before the imports, during which a probe may look.
+        ready_file.unlink(missing_ok=True)
     with installed("allot front", extra="kubernetes"):
         from allotment.agent.plugin.front import Front, run
         from allotment.metrics import start_log

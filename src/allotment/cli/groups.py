@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `allot` command group: imports commands on use; turns errors into messages and exit codes."""
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, str] = {
 
 _OUTPUT_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
+CLOSED_PIPE = 141  # 128 + SIGPIPE, by which other tools end
 
 
 class AllotGroup(click.Group):
@@ -75,6 +77,22 @@ class AllotGroup(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
+    # Both print: a help text, and what a command shows. click itself would exit with 1.
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's signature
+    ) -> click.Context:
+        with _leaving_closed_pipe():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature
+        with _leaving_closed_pipe():
+            return super().invoke(ctx)
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -89,7 +107,8 @@ class AllotGroup(click.Group):
         _replace_closed_streams()
         try:
             result = super().main(args, prog_name or "allot", complete_var, False, **extra)
-            sys.stdout.flush()
+            with _leaving_closed_pipe():
+                sys.stdout.flush()
         except click.exceptions.Abort:
             sys.exit(_INTERRUPTED)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -100,8 +119,6 @@ class AllotGroup(click.Group):
         except AllotError as error:
             fail(error.message, error.hint, error.exit_code)
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                _leave_output()
             if error.filename is not None or error.errno not in _OUTPUT_FAILURES:
                 raise
             fail_to_print(error)
@@ -132,7 +149,8 @@ def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:
     text = f"{click.style('error:', fg='red', bold=True)} {message}"
     if hint:
         text += f"\n\n{click.style('hint:', fg='cyan', bold=True)} {hint}"
-    click.echo(text, err=True, color=wants_colour())
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(text, err=True, color=wants_colour())
     sys.exit(exit_code)
 
 
@@ -161,10 +179,14 @@ def fail_to_print(error: OSError) -> NoReturn:
     fail(f"cannot write to standard output: {error.strerror}", None, 1)
 
 
-def _leave_output() -> NoReturn:
+@contextlib.contextmanager
+def _leaving_closed_pipe() -> Iterator[None]:
     """Exit silently when the reader of our output has ended (`allot ps | head`)."""
-    _drop_output()
-    sys.exit(1)
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(CLOSED_PIPE)
 
 
 def _drop_output() -> None:

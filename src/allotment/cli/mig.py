@@ -108,8 +108,8 @@ def assert_(*, file: TextIO, name: str | None, simulated: str | None, state: Pat
 
     \b
     Example:
-      allot mig assert -f config.yaml -c all-balanced || allot mig apply -f config.yaml -c all-balanced
-    """  # noqa: D301, E501 - click's mark
+      allot mig assert -f now.yaml || allot mig apply -f now.yaml
+    """  # noqa: D301 - click's mark
     from allotment.cli.mig_runs import MigRun
 
     different = MigRun(StateFolder.at(state), simulated).differences(_entries(file, name))

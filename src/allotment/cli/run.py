@@ -16,7 +16,7 @@ from allotment.cli.options import (
     simulated_option,
     state_option,
 )
-from allotment.model.modes import MIG, PART_MODES
+from allotment.model.modes import MIG, PART_MODES, SOFT, has_only_slices, traits_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -193,7 +193,7 @@ def command(
     \b
     Examples:
       allot run --memory 4Gi -- python train.py
-      allot run --memory 25% --gpu a100 --count 2 --name train -- torchrun train.py
+      allot run --memory 25% --gpu a100 --count 2 -- torchrun train.py
       allot run --memory 8Gi --compute 30:80 -- python train.py
       allot run --memory 8Gi --compute 20 --class latency -- python serve.py
       allot run --mig 1g.10gb -- python train.py
@@ -202,12 +202,9 @@ def command(
       allot run --gpu MIG-1c7e --mode mps --memory 4Gi -- python train.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
     """  # noqa: D301 - click's mark
-    from allotment.model.compute import WHOLE
     from allotment.model.errors import UsageError
-    from allotment.model.modes import SOFT
     from allotment.model.requests import Request
     from allotment.model.shares import Excess
-    from allotment.modes import traits_of
     from allotment.shares.run.command import RunSession, run
 
     if not command:
@@ -222,30 +219,13 @@ def command(
 
         parse_profile(profile)
     traits = [traits_of(mode) for mode in modes]
-    is_slice = all(trait.is_slice for trait in traits)
     if not any(trait.is_slice for trait in traits) and (profile or keep_ns or reuses):
         raise UsageError(
             f"--mig, --mig-keep and --mig-reuse need a MIG slice, and {conflict}",
             hint="remove --mode: --mig implies it" if profile else "add --mode mig",
         )
-    if is_slice and compute and compute.ceiling not in {WHOLE, compute.guarantee}:
-        raise UsageError(
-            "--compute: a MIG slice has no ceiling; it is always used in full",
-            hint="remove the part after the `:`; --compute 30 requests a slice with 30 % of a GPU",
-        )
-    if is_slice and (kind or weight):
-        raise UsageError(
-            "--class and --weight order turns, and programs in a MIG slice take no turns",
-            hint="remove them; --compute 30 requests a slice with 30 % of a GPU",
-        )
-    needs_daemon = any(trait.needs_daemon for trait in traits)
-    takes_turns = any(trait.takes_turns for trait in traits)
-    if needs_daemon and not takes_turns and (weight is not None or kind == "latency"):
-        raise UsageError(
-            "--weight and --class latency order turns, and programs in mode mps take no turns",
-            hint="remove them: --compute 50 is a part of the multiprocessors, and --class"
-            " besteffort runs a share's kernels after those of other shares",
-        )
+    _refuse_without_effect(modes, compute, kind, weight)
+    is_slice = has_only_slices(modes)
     if memory is None:
         is_named = any(gpu.lower().startswith("mig-") for gpu in gpus)
         memory = _least_memory(profile, is_slice=is_slice, is_named=is_named)
@@ -275,6 +255,42 @@ def command(
             look=stop_excess if Excess(on_excess) is Excess.STOP else None,
         )
     )
+
+
+def _refuse_without_effect(
+    modes: tuple[str, ...], compute: "Compute | None", kind: str | None, weight: int | None
+) -> None:
+    """Raise `UsageError` for options of compute that none of the modes obeys."""
+    from allotment.model.compute import WHOLE
+    from allotment.model.errors import UsageError
+
+    traits = [traits_of(mode) for mode in modes]
+    ignored = frozenset.intersection(*(trait.ignores for trait in traits))
+    takes_turns = any(trait.takes_turns for trait in traits)
+    has_ceiling = compute is not None and compute.ceiling not in {WHOLE, compute.guarantee}
+    given = {
+        "--compute": bool(compute) and not any(trait.enforces_compute for trait in traits),
+        "the ceiling of --compute": has_ceiling and "ceiling" in ignored,
+        "--class": bool(kind) and ("class" in ignored or (kind == "latency" and not takes_turns)),
+        "--weight": weight is not None and "weight" in ignored,
+    }
+    without_effect = [option for option, is_it in given.items() if is_it]
+    if not without_effect:
+        return
+    where = " or ".join(modes)
+    text = f"without effect in mode {where}: {' and '.join(without_effect)}"
+    hint = "remove them"
+    if not takes_turns and not has_only_slices(modes):
+        text += f"; programs in mode {where} take no turns"
+    if has_only_slices(modes):
+        text += "; a MIG slice has no ceiling, and its programs take no turns"
+        hint += "; --compute 30 requests a slice with 30 % of a GPU, always used in full"
+    elif any(trait.needs_daemon for trait in traits):
+        hint += (
+            ": --compute 50 is a part of the multiprocessors, and --class besteffort runs a share's"
+            " kernels after those of other shares"
+        )
+    raise UsageError(text, hint=hint)
 
 
 def stop_excess(folder: "StateFolder", share: "Share", ask: "Readings | None" = None) -> None:

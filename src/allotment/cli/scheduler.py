@@ -205,7 +205,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `Sche
     \b
     Examples:
       allot scheduler --print-config > kube-scheduler.yaml
-      allot scheduler --dialects settings.yaml --print-manifests | kubectl apply -f -
+      allot scheduler --dialects own.yaml --print-manifests | kubectl apply -f -
       allot scheduler --kubeconfig ~/.kube/config --listen 127.0.0.1:9447
       allot scheduler --listen :9447 --lease allotment-system/allotment-scheduler
     """  # noqa: D301 - click's mark

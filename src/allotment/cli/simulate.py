@@ -233,9 +233,9 @@ def command(
     Examples:
       allot simulate --generate
       allot simulate --generate --scale 0.1 --nodes nodes.csv --pods pods.csv
-      allot simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd --seeds 42-51
-      allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1 -o json
-      allot simulate --from-cluster --replay pending --policy fragmentation,binpack
+      allot simulate --nodes nodes.csv --pods pods.csv --policy fgd --seeds 42-51
+      allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1
+      allot simulate --from-cluster --replay pending --policy fgd,binpack
     """  # noqa: D301 - click's mark
     # One thread adds up numbers in one order, so results do not depend on the machine. Set before
     # numpy is imported; the processes of --jobs inherit it.

@@ -207,11 +207,11 @@ def describe(
 ) -> Device:
     """Describe a GPU. `facts` are a simulated machine's: its GPU still has to answer.
 
-    Raises nvidia-ml-py's errors.
+    Raises nvidia-ml-py's errors, and `KeyError` for a GPU that `facts` lack.
     """
     if facts:
-        _ = nvml.nvmlDeviceGetMemoryInfo(handle)  # it answers; the rest is in `facts`
-        device = facts[index]
+        # By name: a process that may use a part of the machine has other numbers.
+        device = {fact.uuid: fact for fact in facts}[nvml.nvmlDeviceGetUUID(handle)]
     else:
         device = _real_device(nvml, handle, index)
     mig = optional(nvml, nvml.nvmlDeviceGetMigMode, handle)

@@ -8,10 +8,13 @@ so the process must keep to one library: the driver's, or one simulated machine'
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,7 +36,8 @@ _DRIVER: Final = (
     "NVML_ERROR_DRIVER_NOT_LOADED",
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
 )
-_DRIVERS_GPUS: Final = Path("/proc/driver/nvidia/gpus")
+_DRIVERS_GPUS: Final = "proc/driver/nvidia/gpus"
+_ROOTS: Final = (Path("/"), Path("/proc/1/root"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +190,17 @@ class NvmlSession:
         """
         try:
             if self._machine is None:
-                return tuple(sorted(folder.name for folder in _DRIVERS_GPUS.iterdir()))
+                return tuple(sorted(os.listdir(_ROOTS[0] / _DRIVERS_GPUS)))  # noqa: PTH208 - names
             status = self._machine.stat()
         except OSError:
             return None
         return status.st_dev, status.st_ino
+
+    def driver_gpus(self) -> frozenset[str]:
+        """Return the UUIDs of the kernel's GPUs, also of those that this process may not use."""
+        if self._machine is None:
+            return driver_gpus()
+        return frozenset(device.uuid for device in read_machine(self._machine).devices)
 
     def look(self, index: int) -> Look | ReadFailure:
         nvml = self.nvml
@@ -201,7 +211,7 @@ class NvmlSession:
             return Look(device, self._vitals(nvml, handle), slices)
         except nvml.NVMLError as error:
             return failure_of(nvml, error)
-        except IndexError:
+        except KeyError:
             return ReadFailure(message="the simulated machine no longer has this GPU", is_lost=True)
 
     def _vitals(self, nvml: ModuleType, handle: object) -> Vitals:
@@ -231,6 +241,41 @@ class NvmlSession:
             recovery_action=counts.get("action"),
             energy_mj=counts.get("energy"),
         )
+
+
+def driver_gpus(roots: Sequence[Path] = _ROOTS) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that the kernel's driver lists; empty without a driver.
+
+    NVML lists only those whose device nodes a process may open. In a container, NVIDIA's runtime
+    covers the driver's list with the container's GPUs, too (libnvidia-container, nvc_mount.c). The
+    machine's first process has the whole list; a process sees that one with `hostPID`.
+    """
+    uuids = set[str]()
+    for root in roots:
+        with suppress(OSError):  # without a driver, or not permitted
+            for bus in os.listdir(root / _DRIVERS_GPUS):  # noqa: PTH208 - names
+                uuids.add(driver_facts(root, bus).get("GPU UUID", ""))
+    return frozenset(uuids - {""})
+
+
+def hidden_gpus(listed: AbstractSet[str], shown: Sequence[str | None]) -> frozenset[str]:
+    """Return the GPUs that the kernel's driver lists and NVML does not show to this process.
+
+    `shown` has NVML's GPUs; None: one that was lost before its UUID was known. Any missing GPU may
+    be that one, so GPUs are hidden only if more are missing.
+    """
+    missing = listed - set(shown)
+    return frozenset(missing) if len(missing) > shown.count(None) else frozenset()
+
+
+def driver_facts(root: Path, bus: str) -> Mapping[str, str]:
+    """Return the kernel's table of the GPU at a bus address; empty: it has none."""
+    try:
+        text = (root / _DRIVERS_GPUS / bus / "information").read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def failure_of(nvml: ModuleType, error: Exception) -> ReadFailure:

@@ -203,5 +203,6 @@ EXIT_CODES: Mapping[int, str] = {
     9: "`allot burn`: the driver refused memory",
     126: "`allot run`: the command is not executable",
     127: "`allot run`: the command was not found",
+    141: "the reader of the output has ended (`allot ps | head`)",
 }
 """Meaning of each exit code of `allot`, for the help and the reference."""

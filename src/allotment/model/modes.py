@@ -56,6 +56,11 @@ class Traits:
     stays_because: str = ""
     """Why its programs cannot be taken off a GPU and brought back; empty: they can."""
 
+    @property
+    def enforces_compute(self) -> bool:
+        """Whether a share has its part of a device's compute: by turns, hardware or MPS."""
+        return self.takes_turns or self.is_slice or self.needs_daemon
+
 
 _NO_SHIM: Final = "Allotment is not in it"
 TRAITS: Final[Mapping[str, Traits]] = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from allotment.devices.mig_slices import CapabilityNode, capability_nodes
+from allotment.devices.watching import driver_facts
 from allotment.files import atomic_write
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
@@ -360,15 +361,10 @@ def _minor(device: Device, root: Path) -> int:
     """N of /dev/nvidiaN, by the driver's table (/proc/driver/nvidia/gpus)."""
     # NVML writes the domain with 8 digits, the table with 4.
     bus = device.pci_bus_id.lower()[-len("0000:00:00.0") :]
-    path = root / "proc/driver/nvidia/gpus" / bus / "information"
     try:
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Device Minor":
-                return int(value)
-    except (OSError, ValueError):
-        pass  # drivers without the table number the nodes as NVML does
-    return device.index
+        return int(driver_facts(root, bus)["Device Minor"])
+    except (KeyError, ValueError):
+        return device.index  # drivers without the table number the nodes as NVML does
 
 
 def _loader_cache(root: Path) -> str:

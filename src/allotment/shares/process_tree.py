@@ -139,9 +139,16 @@ def command_of(pid: int) -> str:
 
 
 def whole_command(start: str, pid: int | None) -> str:
-    """Return a process's command line, of which its slot in the ledger has the start."""
-    is_cut = len(start.encode()) >= NAME_BYTES - 1
-    return (command_of(pid) if is_cut and pid is not None else "") or start
+    """Return a process's command line, of which its slot in the ledger has the start.
+
+    If the process cannot be read, the start ends with its last whole argument.
+    """
+    if len(start.encode()) < NAME_BYTES - 1:
+        return start
+    if pid is not None and (command := command_of(pid)):
+        return command
+    arguments = start.rpartition(" ")[0]
+    return f"{arguments} ..." if arguments else start
 
 
 def _pids() -> Iterator[int]:

@@ -25,13 +25,14 @@ NOT_OF_SOFT_SHARES = {
 }
 
 
-def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+def pages(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
     context = click.Context(group)
+    yield path, group
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):
-            yield from leaves(command, f"{path} {name}")
+            yield from pages(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command
 
@@ -43,12 +44,13 @@ def test_the_list_says_what_the_command_says(name: str) -> None:
     assert command.get_short_help_str(200) == COMMANDS[name]
 
 
-@pytest.mark.parametrize(("path", "command"), list(leaves(main, "allot")))
+@pytest.mark.parametrize(("path", "command"), list(pages(main, "allot")))
 def test_every_command_has_help_with_an_example(path: str, command: click.Command) -> None:
-    shown = CliRunner().invoke(main, [*path.split()[1:], "--help"])
+    shown = CliRunner().invoke(main, [*path.split()[1:], "--help"], terminal_width=80)
     assert shown.exit_code == 0
     assert "Example" in shown.output
     assert re.search(rf"^ .*{path}", shown.output, re.MULTILINE)
+    assert [line for line in shown.output.splitlines() if len(line) > 80] == []
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{path}: {parameter.name} explains nothing"

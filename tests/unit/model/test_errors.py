@@ -2,6 +2,7 @@
 """Every error that ends a command has a documented exit code."""
 
 from allotment.cli.burn import EXIT_OUT_OF_MEMORY
+from allotment.cli.groups import CLOSED_PIPE
 from allotment.model import errors
 
 
@@ -11,7 +12,7 @@ def _all(kind: type[errors.AllotError]) -> set[type[errors.AllotError]]:
 
 def test_every_exit_code_is_documented() -> None:
     ours = {each for each in _all(errors.AllotError) if each.__module__ == errors.__name__}
-    of_no_error = {0, EXIT_OUT_OF_MEMORY}
+    of_no_error = {0, EXIT_OUT_OF_MEMORY, CLOSED_PIPE}
     assert {each.exit_code for each in ours} | of_no_error == set(errors.EXIT_CODES)
 
 

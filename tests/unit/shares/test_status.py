@@ -476,13 +476,15 @@ def test_a_command_line_that_the_ledger_cut_is_shown_whole(
     (found,) = current(folder)
     assert found.ledger
     shown = []
-    for start in ("x" * (NAME_BYTES - 1), "short"):
+    cut = ("python train.py --learning-rate " + "x" * NAME_BYTES)[: NAME_BYTES - 1]
+    for start, number in ((cut, pid), ("short", pid), (cut, 0), (cut.replace(" ", "-"), 0)):
         named = ProcessUse(
-            pid=pid, start_time=start_time(pid) or 0, command=start,
+            pid=number, start_time=start_time(pid) or 0, command=start,
             used=(GI,), context=(0,), peak=(GI,), refusals=0,
         )  # fmt: skip
         (share,) = view(
             [replace(found, ledger=replace(found.ledger, processes=(named,)))], driver()
         )
         shown.append(share.processes[0].command)
-    assert shown == [whole, "short"]
+    unread = ["python train.py --learning-rate ...", cut.replace(" ", "-")]
+    assert shown == [whole, "short", *unread]

@@ -22,7 +22,7 @@ from typing import Final, assert_never
 
 from allotment.agent.health.records import HealthState, Need, Record, Rules
 from allotment.agent.health.xids import LINKED, Action, Effect, describe_xid
-from allotment.agent.inventory import Gone, Silent
+from allotment.agent.inventory import Gone, Hidden, Silent
 from allotment.devices.watching import Look, ReadFailure, Vitals
 
 # ---- events --------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class Probed:
     complaint: str | None
 
 
-Event = XidSeen | Look | Silent | ReadFailure | Gone | Probed
+Event = XidSeen | Look | Silent | ReadFailure | Gone | Hidden | Probed
 
 
 # ---- decisions -----------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def step(record: Record, event: Event, *, now: float, rules: Rules) -> HealthSte
             return _on_quiet(record, event.for_s, now, rules)
         case ReadFailure():
             return _on_broken(record, event, now, rules)
-        case Gone():
-            return _on_away(record, "the driver no longer lists it", now, rules, is_lost=True)
+        case Gone() | Hidden():
+            return _on_missing(record, event, now, rules)
         case Probed():
             return _on_probed(record, event.complaint, now, rules)
         case _:
@@ -204,7 +204,8 @@ def _on_mild_xid(record: Record, note: Note, now: float, rules: Rules) -> Health
 def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> HealthStep:
     before = record.vitals
     calm_since = _calm_since(record, vitals, now)
-    record = replace(record, vitals=vitals, calm_since=calm_since, is_lost=False)
+    record = replace(record, vitals=vitals, calm_since=calm_since)
+    record = replace(record, is_lost=False, is_hidden=False)
     if complaint := complaint_of(vitals, rules):
         text, action = complaint
         text = f"{text}: {action.words}"
@@ -280,8 +281,16 @@ def _on_away(record: Record, text: str, now: float, rules: Rules, *, is_lost: bo
     action = Action.RESTART_NODE
     text = f"{text}: it is tested when it is back; if it does not come back, {action.words}"
     done = _take_out(record, text, Need.ANSWER, now=now, rules=rules, action=action)
-    away = replace(done.record, was_away=True, is_lost=record.is_lost or is_lost)
+    away = replace(done.record, was_away=True, is_lost=record.is_lost or is_lost, is_hidden=False)
     return HealthStep(away, done.decisions)
+
+
+def _on_missing(record: Record, event: Gone | Hidden, now: float, rules: Rules) -> HealthStep:
+    """Offer the GPU to no new container. A hidden one that NVML reported as lost stays lost."""
+    if isinstance(event, Gone):
+        return _on_away(record, "the driver no longer lists it", now, rules, is_lost=True)
+    done = _take_out(record, event.reason, Need.ANSWER, now=now, rules=rules, action=None)
+    return HealthStep(replace(done.record, is_hidden=not record.is_lost), done.decisions)
 
 
 def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) -> HealthStep:

@@ -84,6 +84,8 @@ class Record:
     """The GPU or the driver was gone since it was taken out."""
     is_lost: bool = False
     """It has fallen off the bus, or the driver no longer lists it: no program can use it."""
+    is_hidden: bool = False
+    """The driver has it and this agent cannot see it: its programs may work as ever."""
     calm_since: float | None = None
     """Since when the driver has reported that no action is needed."""
     vitals: Vitals | None = None
@@ -109,6 +111,7 @@ class Record:
         assert self.need is not Need.TESTS or self.test_at is not None, self  # noqa: S101
         assert self.state is HealthState.RECOVERING or self.passed == 0, self  # noqa: S101
         assert not (self.is_lost and self.is_offered), self  # noqa: S101
+        assert not (self.is_hidden and (self.is_lost or self.is_offered)), self  # noqa: S101
 
 
 HURT: Final = "health.json"

@@ -27,7 +27,7 @@ from allotment.agent.health.machine import (
     complaint_of,
     step,
 )
-from allotment.agent.health.records import HealthState, Memory, Record, Rules
+from allotment.agent.health.records import HealthState, Memory, Need, Record, Rules
 from allotment.agent.health.xids import Action, XidPolicy
 from allotment.agent.inventory import Gone, Sighting
 from allotment.agent.protocols import Reports
@@ -106,11 +106,11 @@ class HealthWatch:
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """The records of GPUs that have answered or are lost, by UUID."""
+        """The records of GPUs that have answered, or are lost or hidden, by UUID."""
         return {
             uuid: each
             for uuid, each in self._records.items()
-            if uuid in self._devices or each.is_lost
+            if uuid in self._devices or each.is_lost or each.is_hidden
         }
 
     @property
@@ -128,13 +128,14 @@ class HealthWatch:
         }
 
     def to_evict(self, policy: EvictPolicy) -> Mapping[str, str]:
-        """Return why, by UUID, GPUs lose their pods."""
+        """Return why, by UUID, GPUs lose their pods. A hidden one never does."""
         if policy == "never":
             return {}
         return {
             uuid: self._records[uuid].reason
             for uuid in self.unhealthy
-            if self._records[uuid].is_lost or policy == "unhealthy"
+            if self._records[uuid].is_lost
+            or (policy == "unhealthy" and not self._records[uuid].is_hidden)
         }
 
     async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:
@@ -207,7 +208,7 @@ class HealthWatch:
                     self._report_recovery(uuid, decision.reason)
                 case Note():
                     self._note(uuid, decision)
-        if (after.record.need, after.record.is_lost) != (before.need, before.is_lost):
+        if _lasting(after.record) != _lasting(before):
             self._remember()
             self._signal.notify()
         if after.record.reason != before.reason or after.record.is_offered != before.is_offered:
@@ -300,6 +301,11 @@ class HealthWatch:
         except AllotError as error:
             # Health works without the file, except after a restart.
             self._reports.node("HealthNotKept", error.one_line(), is_warning=True)
+
+
+def _lasting(record: Record) -> tuple[Need, bool, bool]:
+    """Return what decides whether a record is kept, and shown without an answer."""
+    return record.need, record.is_lost, record.is_hidden
 
 
 _XID_MEMORY: Final = 48

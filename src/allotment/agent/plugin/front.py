@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -50,8 +50,8 @@ STATUS: Final = "front.json"
 LOCK: Final = "front.lock"
 """In the state folder; held while a front serves. It contains the mark of the latest front."""
 ALIVE: Final = "front.alive"
-"""In the state folder; each front shares its lock until it ends. One front takes over `LOCK` from
-another one some time after that one's end."""
+"""In the state folder; each front shares its lock until it ends, and one that an agent starts from
+before its start. One front takes over `LOCK` from another one some time after that one's end."""
 
 _PATIENCE_S: Final = 10.0
 """The kubelet calls the plugin back before it answers, and gives that 10 s."""
@@ -221,18 +221,26 @@ class Front:
         _log.info("starting", takes_over=not self._has_lock)
         self._clean_up()
         self._agent = AgentChannel(self._state / AGENT_SOCKET)
+        if _SYSTEMD in os.environ:
+            # The kubelet, which makes the folder, starts after this front.
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         asking = asyncio.create_task(self._ask_for_agent())
+        watch = _FolderWatch(self._folder, self._nudge.set)
         try:
-            with _watched(self._folder, self._nudge.set):
-                while not self._is_over():
-                    self._nudge.clear()
-                    await self._compare()
+            while not self._is_over():
+                self._nudge.clear()
+                problem = watch.renew()
+                await self._compare()
+                if problem is None:
                     _notify_systemd()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_POLL_S):
-                            await self._nudge.wait()
+                self._report_watch(problem)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_S):
+                        await self._nudge.wait()
         finally:
             asking.cancel()
+            watch.close()
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
             await asyncio.gather(*(plugin.server.stop() for plugin in self._plugins.values()))
@@ -317,6 +325,15 @@ class Front:
                 f"waiting for the kubelet at {self._kubelet}",
                 hint="check that it runs on this machine, or name its socket by --kubelet-socket"
                 " (KUBELET_SOCKET)",
+            )
+
+    def _report_watch(self, problem: str | None) -> None:
+        if problem is None:
+            self._reported.over("watch")
+        elif self._reported.is_new("watch", problem):
+            _log.warning(
+                f"cannot watch {self._folder}: {problem}",
+                hint="a kubelet that starts may not find the front in time: `sysctl fs.inotify`",
             )
 
     def _read_offer(self) -> None:
@@ -503,9 +520,13 @@ class Front:
             self._status = status
 
 
+_SYSTEMD: Final = "NOTIFY_SOCKET"
+"""The variable by which systemd names its socket to a service."""
+
+
 def _notify_systemd() -> None:
     """Let systemd start the kubelet, which must find a front that watches its folder."""
-    name = os.environ.pop("NOTIFY_SOCKET", None)
+    name = os.environ.pop(_SYSTEMD, None)
     if name is not None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
             one.sendto(b"READY=1", f"\0{name[1:]}" if name.startswith("@") else name)
@@ -526,38 +547,42 @@ def _answers(path: Path) -> bool:
         return client.connect_ex(str(path)) not in {errno.ECONNREFUSED, errno.ENOENT}
 
 
-_IN_CREATE: Final = 0x100
-_IN_MOVED_TO: Final = 0x80
-_IN_DELETE: Final = 0x200
+_APPEARS_OR_LEAVES: Final = 0x100 | 0x80 | 0x200  # IN_CREATE, IN_MOVED_TO, IN_DELETE
 _READ: Final = 64 * 1024
 
 
-@contextlib.contextmanager
-def _watched(folder: Path, notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify` when a file appears in the folder or leaves it, if the kernel tells that.
+class _FolderWatch:
+    """Calls `notify` when a file appears in a folder or leaves it.
 
     A kubelet that starts admits its pods some milliseconds after its socket is there.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    queue = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    events = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE
-    if queue < 0:
-        yield  # the loop looks by itself
-        return
-    libc.inotify_add_watch(queue, os.fsencode(folder), events)
-    loop = asyncio.get_running_loop()
 
-    def read() -> None:
+    def __init__(self, folder: Path, notify: Callable[[], None]) -> None:
+        self._folder = os.fsencode(folder)
+        self._notify = notify
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._queue = -1
+
+    def renew(self) -> str | None:
+        """Watch the folder, also one that was made again; return why the kernel refuses."""
+        if self._queue < 0:
+            self._queue = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+            if self._queue < 0:
+                return os.strerror(ctypes.get_errno())
+            asyncio.get_running_loop().add_reader(self._queue, self._read)
+        if self._libc.inotify_add_watch(self._queue, self._folder, _APPEARS_OR_LEAVES) < 0:
+            return os.strerror(ctypes.get_errno())
+        return None
+
+    def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(queue, _READ)
-        notify()
+            os.read(self._queue, _READ)
+        self._notify()
 
-    loop.add_reader(queue, read)
-    try:
-        yield
-    finally:
-        loop.remove_reader(queue)
-        os.close(queue)
+    def close(self) -> None:
+        if self._queue >= 0:
+            asyncio.get_running_loop().remove_reader(self._queue)
+            os.close(self._queue)
 
 
 def run(front: Front) -> None:

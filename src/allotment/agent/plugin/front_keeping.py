@@ -59,7 +59,7 @@ written again: device nodes may have changed."""
 _PREPARE_S: Final = 25.0
 """The front waits for 29 s, and then reports a timeout without the reason."""
 _START_S: Final = 2.0
-"""Between two attempts to start a front: it shares the lock when it has started."""
+"""Between two attempts to start a front, which may end at once."""
 _FRONT_LOG: Final = "front.log"
 
 
@@ -238,26 +238,30 @@ class FrontKeeping:
         return False
 
     def _keep_front(self) -> None:
-        if self._front is not None:
-            self._front.poll()  # a front that ended must not stay as a zombie
+        # A front that ended must not stay as a zombie.
+        is_starting = self._front is not None and self._front.poll() is None
         if not self._starts_front or self._clock() - self._started_at < _START_S:
             return
         is_other = self._status.is_spawned and self._status.version != __version__
-        if self._is_front_running and not is_other:
+        if self._is_front_running and (is_starting or not is_other):
             return
         self._started_at = self._clock()
         words = ["--kubelet-socket", str(self._kubelet), "--state", str(self._state)]
-        with (self._state / _FRONT_LOG).open("ab") as log:
+        log_path = self._state / _FRONT_LOG
+        with (self._state / ALIVE).open("ab") as alive, log_path.open("ab") as log:
+            # Until it ends: while it imports its libraries, no agent must start a second one.
+            fcntl.flock(alive, fcntl.LOCK_SH)
             # Of its own session: it must outlive the agent and its terminal.
             self._front = subprocess.Popen(
                 [sys.executable, "-m", "allotment", "front", "--spawned", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[alive.fileno()],
                 start_new_session=True,
                 cwd="/",
             )
-        _log.info("front started", pid=self._front.pid, log=str(self._state / _FRONT_LOG))
+        _log.info("front started", pid=self._front.pid, log=str(log_path))
 
     def _read_status(self) -> None:
         """Report what the front did since the last look."""

@@ -279,9 +279,15 @@ def _refused(
 ) -> DoesNotFitError:
     """The error of a refusal, with the reason of each GPU and the next step."""
     reasons = dict(refusal.reasons)
-    whys = {state.uuid: state.why or reasons.get(state.uuid, "") for state in states}
-    lines = [f"  {uuid}: {why}" for uuid, why in whys.items()]
     request = refusal.request
+    whys = {
+        state.uuid: f"has no profile {request.profile}"
+        if state.layout is None and _lacks(request.profile, state)
+        else state.why or reasons.get(state.uuid, "")
+        for state in states
+    }
+    lines = [f"  {uuid}: {why}" for uuid, why in whys.items()]
+    is_unknown = _is_unknown(request.profile, states)
     layouts = [state.layout for state in states if state.layout is not None]
     serve = [profile for layout in layouts for profile in serving(layout.profiles, request)]
     names = {profile.name: None for layout in layouts for profile in layout.profiles}
@@ -297,11 +303,12 @@ def _refused(
         )
     elif request.profile in names:
         hint = _without_contradiction(request, layouts)
-    elif layouts:
-        hint = f"the profiles here are: {', '.join(names)}"
+    elif layouts or is_unknown:
+        known = names or {name: None for state in states for name in _profiles(state)}
+        hint = f"the profiles here are: {', '.join(known)}"
     else:
         hint = _without_layouts(states)
-    kind = UnknownProfileError if _is_unknown(request.profile, states) else DoesNotFitError
+    kind = UnknownProfileError if is_unknown else DoesNotFitError
     possible = {uuid: why for uuid, why in whys.items() if why != "not selected"} or whys
     return kind(
         "\n".join([f"{head}:", *lines]),
@@ -327,12 +334,19 @@ def _without_layouts(states: Sequence[GpuMigState]) -> str:
 
 def _is_unknown(profile: str, states: Sequence[GpuMigState]) -> bool:
     """True if no GPU has the profile, all report their profiles, and at least one has MIG."""
-    known = [
-        {each.name for each in (state.layout or state.gpu).profiles}
-        for state in states
-        if state.gpu is not None
-    ]
-    return bool(profile and known) and all(names and profile not in names for names in known)
+    known = [state for state in states if state.gpu is not None]
+    return bool(known) and all(_lacks(profile, state) for state in known)
+
+
+def _lacks(profile: str, state: GpuMigState) -> bool:
+    """True if a GPU reports its profiles, also while MIG is off, and not this one."""
+    names = _profiles(state)
+    return bool(profile and names) and profile not in names
+
+
+def _profiles(state: GpuMigState) -> list[str]:
+    source = state.layout or state.gpu
+    return [] if source is None else [profile.name for profile in source.profiles]
 
 
 def _without_contradiction(request: MigRequest, layouts: Sequence[MigLayout]) -> str:

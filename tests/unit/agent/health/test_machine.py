@@ -22,7 +22,7 @@ from allotment.agent.health.machine import (
 )
 from allotment.agent.health.records import HealthState, Need, Record, Rules
 from allotment.agent.health.xids import Action
-from allotment.agent.inventory import Gone, Silent
+from allotment.agent.inventory import Gone, Hidden, Silent
 from allotment.devices.watching import Look, ReadFailure, Vitals
 
 FINE = Vitals(ecc_corrected=0, ecc_uncorrected=0, is_repair_pending=False, is_repair_failed=False)
@@ -209,6 +209,8 @@ def test_lost_and_found_is_tested_before_it_is_used(gpu: Gpu) -> None:
     [
         (LOST, True),
         (Gone(), True),
+        # They go on with a GPU that only the agent cannot see.
+        (Hidden(), False),
         # Programs go on with the driver that they have.
         (ReadFailure(message="version mismatch", is_driver=True), False),
         (ReadFailure(message="reset required", needs_reset=True), False),
@@ -221,6 +223,20 @@ def test_lost_is_what_no_program_can_use(gpu: Gpu, sight: Event, *, is_lost: boo
     assert gpu.record.is_lost == is_lost
     gpu.after(60).meets(alive(FINE))
     assert not gpu.record.is_lost
+
+
+def test_a_hidden_gpu_is_not_offered_and_was_not_reset(gpu: Gpu) -> None:
+    gpu.meets(Hidden())
+    assert (gpu.state(), gpu.record.is_hidden) == (HealthState.UNHEALTHY, True)
+    gpu.after(60).meets(alive(FINE))
+    assert (gpu.state(), gpu.record.is_hidden) == (HealthState.RECOVERING, False)
+    gpu.meets(XidSeen(95, Action.RESET_GPU), Hidden()).after(60).meets(alive(FINE))
+    assert gpu.need() is Need.RESET
+
+
+def test_what_nvml_called_lost_stays_lost_though_the_kernel_lists_it(gpu: Gpu) -> None:
+    gpu.meets(LOST, Hidden())
+    assert (gpu.record.is_lost, gpu.record.is_hidden) == (True, False)
 
 
 def test_to_have_been_away_is_to_have_been_reset(gpu: Gpu) -> None:

@@ -17,7 +17,7 @@ from allotment.agent.health.machine import (
 )
 from allotment.agent.health.records import HealthState, Need, Record, Rules
 from allotment.agent.health.xids import Action, Effect
-from allotment.agent.inventory import Gone, Silent
+from allotment.agent.inventory import Gone, Hidden, Silent
 from allotment.devices.watching import Look, ReadFailure, Vitals
 
 COUNTS = st.none() | st.integers(0, 5)
@@ -42,6 +42,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         is_driver=st.booleans(),
     ),
     st.just(Gone()),
+    st.just(Hidden()),
     st.builds(Probed, st.sampled_from([None, None, "it failed"])),
 )
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from gpus import gpu
 
-from allotment.agent.config.schema import HealthConfig
+from allotment.agent.config.schema import EvictPolicy, HealthConfig
 from allotment.agent.health.records import HealthState, Memory, Need, Record, Rules
 from allotment.agent.health.watching import HealthWatch, condition
 from allotment.agent.health.xids import XidPolicy, policy_of
-from allotment.agent.inventory import Gone, Sighting, Silent
+from allotment.agent.inventory import Gone, Hidden, Sighting, Silent
 from allotment.devices.events import EventKind, GpuEvent
 from allotment.devices.watching import Look, ReadFailure, Vitals
 from allotment.model.devices import Device
@@ -357,6 +357,24 @@ def test_a_gpu_that_was_lost_while_no_agent_ran_is_lost(tmp_path: Path) -> None:
                 (who, reason) for who, reason, _ in on.reports.said
             }
         assert set(Memory(tmp_path).read()) == {ONE, OTHER}
+
+    play(script())
+
+
+@pytest.mark.parametrize("policy", ["lost", "unhealthy"])
+def test_the_pods_of_a_gpu_that_only_the_agent_cannot_see_stay(
+    tmp_path: Path, policy: EvictPolicy
+) -> None:
+    async def script() -> None:
+        async with scene(memory=Memory(tmp_path), owners={OTHER: [owner("a")]}) as on:
+            on.gpus.sees(answered())
+            on.gpus.sees(Hidden(), uuid=OTHER)
+            assert set(on.health.unhealthy) == {OTHER}
+            assert on.health.to_evict(policy) == {}
+            assert "cannot see it" in condition(on.health.records).message
+            told = [(who, reason) for who, reason, _ in on.reports.said]
+            assert told == [("node", "GpuUnhealthy"), ("lab/a/train", "GpuUnhealthy")]
+        assert not Memory(tmp_path).read()
 
     play(script())
 

@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import fcntl
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, read_status
+from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, _FolderWatch, read_status
 from allotment.agent.plugin.front import LOCK as FRONT_LOCK
+from allotment.agent.plugin.front_keeping import FrontKeeping
 from allotment.agent.plugin.serving import AGENT_SOCKET, socket_name
 from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.model.errors import DoesNotFitError
@@ -307,6 +310,18 @@ def test_a_front_is_ready_when_it_has_an_offer_even_an_empty_one(
     asyncio.run(story())
 
 
+def test_a_front_begins_without_the_ready_file_of_a_killed_one(tmp_path: Path) -> None:
+    ready, state = tmp_path / "ready", tmp_path / "state"
+    ready.touch()
+    state.touch()  # no folder: the front ends before it serves
+    words = ["front", "--ready-file", str(ready), "--state", str(state)]
+    done = subprocess.run(
+        [sys.executable, "-m", "allotment", *words], capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert not ready.exists()
+
+
 def test_a_front_that_an_agent_started_ends_when_it_is_not_needed(world: World) -> None:
     async def story() -> None:
         kubelet = world.kubelet
@@ -332,9 +347,14 @@ def test_what_the_front_writes_is_private(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("is_new", [False, True])
 def test_systemd_starts_the_kubelet_when_a_front_watches_its_folder(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
 ) -> None:
+    """On a new node the kubelet has not made its folder yet: it starts after the front."""
+    if is_new:
+        world.kubelet.folder.rmdir()
+
     async def story() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(world.state / "notify"))
@@ -343,5 +363,82 @@ def test_systemd_starts_the_kubelet_when_a_front_watches_its_folder(
             async with world.running(world.front().run()), asyncio.timeout(30):
                 notice = await asyncio.get_running_loop().sock_recv(systemd, 64)
             assert notice == b"READY=1"
+            assert world.kubelet.folder.is_dir()
 
     asyncio.run(story())
+
+
+def test_systemd_waits_while_the_kernel_watches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = world.state / "later"
+    world.kubelet.folder.rmdir()
+    world.kubelet.folder.symlink_to(later)
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(world.state / "notify"))
+            systemd.setblocking(False)
+            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
+            async with world.running(world.front().run()), asyncio.timeout(30):
+                await world.until((world.state / STATUS).exists)
+                with pytest.raises(BlockingIOError):
+                    systemd.recv(64)
+                later.mkdir()
+                assert await asyncio.get_running_loop().sock_recv(systemd, 64) == b"READY=1"
+
+    asyncio.run(story())
+
+
+def test_a_folder_that_was_made_again_is_watched_again(world: World) -> None:
+    folder, called = world.kubelet.folder, asyncio.Event()
+
+    async def story() -> None:
+        watch = _FolderWatch(folder, called.set)
+        assert watch.renew() is None
+        folder.rmdir()
+        async with asyncio.timeout(30):
+            await called.wait()  # the kernel says that it watches that one no more
+            called.clear()
+            assert watch.renew() == "No such file or directory"
+            folder.mkdir()
+            assert watch.renew() is None
+            (folder / "kubelet.sock").touch()
+            await called.wait()
+        watch.close()
+
+    asyncio.run(story())
+
+
+def test_no_second_front_is_started_while_the_first_one_begins(world: World) -> None:
+    """Its imports may take seconds; nor does an agent that begins meanwhile start one."""
+    now = 100.0
+
+    def agent() -> FrontKeeping:
+        return FrontKeeping(
+            kubelet=world.kubelet.socket,
+            state=world.state,
+            duties=world.duties,
+            checkpoint=world.checkpoint,
+            starts_front=True,
+            clock=lambda: now,
+        )
+
+    def fronts(keeping: FrontKeeping) -> subprocess.Popen[bytes] | None:
+        keeping._keep_front()  # noqa: SLF001 - once, without its loop
+        return keeping._front  # noqa: SLF001
+
+    keeping, next_one = agent(), agent()
+    first = fronts(keeping)
+    assert first is not None
+    try:
+        now += 60
+        assert fronts(keeping) is first
+        assert fronts(next_one) is None
+    finally:
+        first.kill()
+        first.wait()
+    second = fronts(next_one)
+    assert second is not None
+    second.kill()
+    second.wait()
