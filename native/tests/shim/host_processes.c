@@ -330,6 +330,29 @@ static void stopped_processes_block_nobody(void) {
   EXPECT_EQUAL(charged(0), context_cost());
 }
 
+// ---- another program in the same process ----
+
+static void takes_all_that_there_is(void) {
+  CUdeviceptr pointer;
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, limit_of(0) - context_cost()));
+  AGREE();
+}
+
+// The driver lists the process's number again, by the time that somebody asks.
+static void a_program_has_the_memory_of_the_one_before_it(void) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr pointer;
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, limit_of(0) / 2));
+    execl("/proc/self/exe", "host_processes", "takes_all_that_there_is", NULL);
+    _exit(9);
+  }
+  expect_child(child);
+}
+
 // ---- a driver that frees the memory of the dead some time after their end ----
 
 #define RELEASE_US 300000
@@ -443,6 +466,9 @@ static void the_driver_is_asked_again_for_stacks(void) {
 }
 
 static const test_case cases[] = {
+    {"takes_all_that_there_is", takes_all_that_there_is},
+    {"a_program_has_the_memory_of_the_one_before_it",
+     a_program_has_the_memory_of_the_one_before_it},
     {"memory_returns_when_the_driver_has_it_back", memory_returns_when_the_driver_has_it_back},
     {"the_dead_are_reported_while_they_have_memory", the_dead_are_reported_while_they_have_memory},
     {"the_driver_is_asked_again", the_driver_is_asked_again},
