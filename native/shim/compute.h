@@ -117,6 +117,13 @@ static inline compute_state *compute_governed(void) {
   return NULL;
 }
 
+// Is it not known whether there are turns, for lack of memory? Then no launch may run. After
+// compute_governed.
+static inline bool compute_is_unknown(void) {
+  const process *own = process_known();
+  return own != NULL && __atomic_load_n(&own->compute, __ATOMIC_RELAXED) == NULL;
+}
+
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
 bool compute_join(compute_device *at);

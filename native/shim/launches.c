@@ -9,9 +9,16 @@
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole) {
   pass->stream = NULL;
   compute_state *all = compute_governed();
-  if (LIKELY(all == NULL) || compute_is_recorded(all, stream)) return CUDA_SUCCESS;
+  if (LIKELY(all == NULL)) {
+    return UNLIKELY(compute_is_unknown()) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+  }
+  if (compute_is_recorded(all, stream)) return CUDA_SUCCESS;
   stream_state *of = stream_state_of(all, stream, true);
-  if (of == NULL || !compute_is_governed(of->at)) return CUDA_SUCCESS;
+  if (UNLIKELY(of == NULL)) {
+    bool is_short = __atomic_load_n(&all->marks.is_short, __ATOMIC_RELAXED) != 0;
+    return is_short ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+  }
+  if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (UNLIKELY(keeper_is_stopped(all))) {
     keeper_note_late(of->at);

@@ -118,6 +118,7 @@ typedef struct mark_store {
   mark_context *contexts, *unused_contexts;
   char *chunk;
   size_t chunk_left;
+  uint32_t is_short;  // the last stream that was met could not be noted, for lack of memory
 } mark_store;
 
 // ---- streams.c's companions (stream_table.c) ----

@@ -115,6 +115,7 @@ static stream_state *make(compute_state *all, CUstream stream, const stream_name
   pthread_mutex_lock(&all->marks.lock);
   stream_state *made = find(&all->marks, name, bucket);
   if (made == NULL) made = insert(all, name, at.context, device, bucket);
+  __atomic_store_n(&all->marks.is_short, made == NULL, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&all->marks.lock);
   return made;
 }

@@ -254,16 +254,17 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
   uint64_t key = array * UINT64_C(0x9e3779b97f4a7c15) ^ name.owner;
   record held = {.space = SPACE_SPARSE, .key = key, .owner = array, .bytes = name.owner};
   record before;
-  if (records_find(&own->records, SPACE_SPARSE, key, &before) ||
-      !records_keep(&own->records, &held))
-    return;
-  __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
+  if (records_find(&own->records, SPACE_SPARSE, key, &before)) return;
   virtual_hold(own, name.owner);
+  // Without a record it is held until the process ends.
+  if (!records_keep(&own->records, &held)) return;
+  __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
 }
 
+// Of a list that is refused the first may have been mapped.
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
   process *own = governed() ? process_state() : NULL;
-  if (result != CUDA_SUCCESS || own == NULL) return result;
+  if (list == NULL || own == NULL) return result;
   process_lock(&own->virtual_lock);
   for (unsigned i = 0; i < count; i++) note_sparse(own, &list[i]);
   process_unlock(&own->virtual_lock);

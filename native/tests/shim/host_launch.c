@@ -3,8 +3,11 @@
 //
 // `host_launch run SECONDS NANOSECONDS` keeps the device as busy as it may, prints "ready", and
 // then every 100 ms how many nanoseconds of kernels it has had.
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "compute_host.h"
@@ -142,6 +145,43 @@ static void a_cancelled_thread_launches_first(void) {
   OK(cuStreamSynchronize(stream));
 }
 
+// ---- without memory ----
+
+#if !IS_SLOW
+static bool no_memory;
+
+// Stands before libc's.
+void *mmap(void *start, size_t bytes, int protection, int flags, int descriptor, off_t offset) {
+  if (no_memory && (flags & MAP_ANONYMOUS) != 0) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void *)syscall(SYS_mmap, start, bytes, protection, flags, descriptor, offset);
+}
+
+static void without_memory_nothing_is_launched(void) {
+  uint64_t ns = 5 * US;
+  void *parameters[] = {&ns};
+  begin();
+  no_memory = true;
+  GIVES(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL),
+        CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  // Streams that it cannot note.
+  no_memory = true;
+  CUresult result = CUDA_SUCCESS;
+  for (int i = 0; i < 2000 && result == CUDA_SUCCESS; i++) {
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  }
+  EXPECT_EQUAL(result, CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  OK(cuCtxSynchronize());
+}
+#endif
+
 // ---- fork and exit ----
 
 static void forks_while_launching(void) {
@@ -222,6 +262,9 @@ static const test_case cases[] = {
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
+#if !IS_SLOW
+    {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
+#endif
     {"a_cancelled_thread_launches_first", a_cancelled_thread_launches_first},
     {"forks_while_launching", forks_while_launching},
     {"exits_with_work_queued", exits_with_work_queued},
