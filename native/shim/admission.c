@@ -287,9 +287,8 @@ static void pause_until(const compute_device *at, const attempt *of) {
 }
 
 static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
-  int error = errno, cancel_state;
+  int error = errno;
   bool entered = false, waited = false;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   pthread_mutex_lock(&at->lease_lock);
   __atomic_add_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   while (compute_is_governed(at) && !keeper_is_stopped(at->all)) {
@@ -307,7 +306,6 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
   }
   __atomic_sub_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   pthread_mutex_unlock(&at->lease_lock);
-  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return entered;
 }

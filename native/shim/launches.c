@@ -27,13 +27,15 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   pass->what = estimate_of(&all->estimates, key);
   pass->expected_ns = estimate_ns(pass->what);
   pass->began_ns = clock_ns();
+  uncancelled_begin();  // what is counted as queued is to end
   if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, &pass->began_ns)) {
+    uncancelled_end();
     return CUDA_SUCCESS;
   }
   pass->stream = of;
   pass->alone = estimate_try(pass->what) || is_whole;
-  if (UNLIKELY(!stream_state_trylock(of, &pass->cancel_state))) {
-    stream_state_lock(of, &pass->cancel_state);
+  if (UNLIKELY(!process_trylock(&of->lock))) {
+    process_lock(&of->lock);
     pass->began_ns = clock_ns();
   }
   batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);
@@ -45,7 +47,8 @@ void launch_end(launch_pass *pass, CUresult result) {
   if (LIKELY(of == NULL)) return;
   batch_after(of, pass->what, pass->expected_ns, pass->alone, result == CUDA_SUCCESS,
               pass->began_ns);
-  stream_state_unlock(of, pass->cancel_state);
+  process_unlock(&of->lock);
+  uncancelled_end();
 }
 
 #define LAUNCH(meant, key, call)                              \
@@ -139,12 +142,12 @@ CUDA_WRAPPER(cuLaunchGridAsync, (CUfunction function, int width, int height, CUs
 #define MOST_PARTS ALLOT_MAX_DEVICES
 
 static void suspend_part(launch_pass *pass) {
-  if (pass->stream != NULL) stream_state_unlock(pass->stream, pass->cancel_state);
+  if (pass->stream != NULL) process_unlock(&pass->stream->lock);
 }
 
 static void end_part(launch_pass *pass, CUresult result) {
   if (pass->stream == NULL) return;
-  stream_state_lock(pass->stream, &pass->cancel_state);
+  process_lock(&pass->stream->lock);
   launch_end(pass, result);
 }
 

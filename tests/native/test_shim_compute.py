@@ -58,7 +58,11 @@ MEASURED = PLAIN_ONLY | {
 }
 #: gcc 12's ThreadSanitizer ends forked children of programs with threads; its AddressSanitizer
 #: takes the stack of a cancelled thread for poisoned, and ends in its own clean-up of that thread.
-CANCELLED = {"cancelled_threads", "a_cancelled_thread_launches_first"}
+CANCELLED = {
+    "cancelled_threads",
+    "cancelled_at_each_place",
+    "a_cancelled_thread_launches_first",
+}
 NOT_UNDER = {"thread": {"forks_while_launching"}, "address,undefined": CANCELLED}
 #: How often a figure is measured at most.
 WINDOWS = 10

@@ -10,7 +10,9 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "cancel.h"
 #include "compute_host.h"
+#include "lease.h"
 
 static CUcontext context;
 static CUfunction function;
@@ -145,6 +147,74 @@ static void a_cancelled_thread_launches_first(void) {
   OK(cuStreamSynchronize(stream));
 }
 
+static CUgraphExec graph_of_kernels;
+static CUdeviceptr filled;
+
+static void launch_kernel(void) {
+  spin(function, 20 * US, stream);
+}
+
+static void launch_graph(void) {
+  OK(cuGraphLaunch(graph_of_kernels, stream));
+}
+
+static void launch_on_devices(void) {
+  uint64_t ns = 20 * US;
+  void *parameters[] = {&ns};
+  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
+                                 .gridDimX = 1,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = 32,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .hStream = stream,
+                                 .kernelParams = parameters}};
+  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+}
+
+static void fill(void) {
+  OK(cuMemsetD8Async(filled, 1, MIB, stream));
+}
+
+// What tells others that this process has work on the GPU.
+static const uint32_t *busy_word(void) {
+  char path[2048];
+  snprintf(path, sizeof path, "%s/seat-0", getenv("ALLOTMENT_SHARE"));
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  EXPECT(descriptor >= 0);
+  const allot_leases_file *file = mmap(NULL, sizeof *file, PROT_READ, MAP_SHARED, descriptor, 0);
+  EXPECT(file != MAP_FAILED);
+  close(descriptor);
+  for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
+    if (file->heads[place].pid == getpid()) return &file->heads[place].busy;
+  }
+  FAIL("it has no place");
+}
+
+// A launch that was counted and never ended would keep the turn for ever.
+static void cancelled_at_each_place(void) {
+  static void (*const calls[])(void) = {launch_kernel, launch_graph, launch_on_devices, fill};
+  CUgraph graph;
+  begin();
+  OK(cuMemAlloc_v2(&filled, MIB));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  launch_kernel();
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&graph_of_kernels, graph, 0));
+  launch_kernel();
+  const uint32_t *busy = busy_word();
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    bool has_ended = true;
+    for (unsigned place = 1; has_ended; place++) {
+      has_ended = ends_at(place, context, calls[i]);
+      launch_kernel();
+      OK(cuStreamSynchronize(stream));
+    }
+    while (__atomic_load_n(busy, __ATOMIC_SEQ_CST) != 0) pause_ns(MS);
+  }
+}
+
 // ---- without memory ----
 
 #if !IS_SLOW
@@ -262,6 +332,7 @@ static const test_case cases[] = {
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
+    {"cancelled_at_each_place", cancelled_at_each_place},
 #if !IS_SLOW
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
 #endif
