@@ -136,6 +136,7 @@ bool dead_may_be_freed(process *own, int device, patience *left) {
   uint64_t *gave_up_ns = &own->devices[device].gave_up_ns;
   uint64_t before = __atomic_load_n(gave_up_ns, __ATOMIC_RELAXED);
   if (before != 0 && now_ns() - before < PRESSURE_NS) return false;
+  if (left->until_ns == 0) *left = patience_begin(DRIVER_PATIENCE_NS);
   if (patience_step(left)) return true;
   __atomic_store_n(gave_up_ns, now_ns(), __ATOMIC_RELAXED);
   return false;

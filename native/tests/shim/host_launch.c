@@ -252,6 +252,70 @@ static void without_memory_nothing_is_launched(void) {
 }
 #endif
 
+// ---- a launch that waits for memory ----
+
+typedef struct pair {
+  int neighbour_is_ready, launches;
+  uint64_t longest_ns;
+  pid_t keeper;  // of the rest of the memory
+} pair;
+
+// Computes while the other one waits, and then sees to it that there is memory.
+static void compute_beside(pair *both) {
+  begin();
+  spin(function, 200 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  __atomic_store_n(&both->neighbour_is_ready, 1, __ATOMIC_SEQ_CST);
+  wait_for(&both->launches);
+  pause_ns(20 * MS);
+  for (int i = 0; i < 5; i++) {
+    uint64_t begun = now_ns();
+    spin(function, 200 * US, stream);
+    OK(cuStreamSynchronize(stream));
+    uint64_t took = now_ns() - begun;
+    if (took > both->longest_ns) both->longest_ns = took;
+  }
+  kill(both->keeper, SIGKILL);
+  exit(0);
+}
+
+static CUgraphExec allocating_graph(uint64_t bytes) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+      .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+      .bytesize = bytes};
+  CUgraph graph;
+  CUgraphNode node, end;
+  CUgraphExec made;
+  OK(cuGraphCreate(&graph, 0));
+  OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters));
+  OK(cuGraphAddMemFreeNode(&end, graph, &node, 1, parameters.dptr));
+  OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  return made;
+}
+
+// If it kept the turn, that would be taken from it after a second.
+static void others_compute_while_a_launch_waits_for_memory(void) {
+  pair *both = mmap(NULL, sizeof *both, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT(both != MAP_FAILED);
+  fflush(NULL);
+  pid_t neighbour = fork();
+  if (neighbour == 0) compute_beside(both);
+  wait_for(&both->neighbour_is_ready);
+  begin();
+  spin(function, 200 * US, stream);
+  CUgraphExec graph = allocating_graph(100 * MIB);
+  OK(cuStreamSynchronize(stream));
+  both->keeper = keep_the_rest();
+  __atomic_store_n(&both->launches, 1, __ATOMIC_SEQ_CST);
+  OK(cuGraphLaunch(graph, stream));
+  int status;
+  EXPECT(waitpid(neighbour, &status, 0) == neighbour && status == 0);
+  uint64_t longest = both->longest_ns;
+  if (longest > 500 * MS) FAIL("it waited for %llu ns", (unsigned long long)longest);
+  OK(cuStreamSynchronize(stream));
+}
+
 // ---- fork and exit ----
 
 static void forks_while_launching(void) {
@@ -333,6 +397,8 @@ static const test_case cases[] = {
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},
+    {"others_compute_while_a_launch_waits_for_memory",
+     others_compute_while_a_launch_waits_for_memory},
 #if !IS_SLOW
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
 #endif
