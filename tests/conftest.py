@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import lzma
 import os
 import platform
@@ -22,6 +23,10 @@ from xdist.workermanage import WorkerController
 
 import native_programs
 from allotment import libraries
+
+# A test's forked child finalizes none of its parent's objects: gRPC's would wait for ever for a
+# thread that only the parent has.
+os.register_at_fork(after_in_child=gc.disable)
 
 ROOT = Path(__file__).resolve().parent.parent
 #: PYTHONUNBUFFERED would hide that a program under test forgets to flush what a test waits for.

@@ -185,3 +185,30 @@ def test_modes_are_compared_where_they_are_parsed_or_shown(
         if not path.startswith("modes/") and path != "model/modes.py" and compares_modes(text)
     }
     assert comparing == set(MODE_COMPARISONS)
+
+
+def unprepared(text: str) -> Iterator[int]:
+    """The lines of functions that read a document into a type that may not be prepared."""
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call):
+                continue
+            call = ast.unparse(node.func)
+            kinds = [each.value for each in node.keywords if each.arg == "type"]
+            if call == "msgspec.convert":
+                kinds += node.args[1:]
+            elif call != "msgspec.json.decode":
+                continue
+            yield from (each.lineno for each in kinds if "prepared(" not in ast.unparse(each))
+
+
+def test_documents_are_read_into_prepared_types(sources: Mapping[Path, str], root: Path) -> None:
+    lines = {str(path.relative_to(root)): [*unprepared(text)] for path, text in sources.items()}
+    assert {path: found for path, found in lines.items() if found} == {}
+
+
+def test_an_unprepared_type_is_seen() -> None:
+    calls = ["msgspec.json.decode(x, type=A)", "msgspec.convert(x, B)", "msgspec.json.decode(x)"]
+    assert [*unprepared("\n    ".join(["def f(x):", *calls]))] == [2, 3]

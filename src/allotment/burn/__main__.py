@@ -10,10 +10,11 @@ import msgspec
 from allotment.burn.processes import Meeting, work_as_child
 from allotment.burn.reports import BurnPlan
 from allotment.model.errors import AllotError
+from allotment.prepared import prepared
 
 
 def main() -> int:
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=BurnPlan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=prepared(BurnPlan))
     meeting = Meeting(*map(int, sys.argv[1:3]))
     try:
         report = work_as_child(plan, meeting)

@@ -22,6 +22,7 @@ from allotment.burn.drivers import LIBRARY, CudaError, Driver
 from allotment.burn.reports import BurnError, BurnReport, ProcessReport
 from allotment.burn.worker import work
 from allotment.model.errors import AllotError, NoDevicesError
+from allotment.prepared import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def run_processes(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> list[Pr
     reports = []
     for (output, complaint), worker in answers:
         try:
-            reports.append(msgspec.json.decode(output, type=ProcessReport))
+            reports.append(msgspec.json.decode(output, type=prepared(ProcessReport)))
         except msgspec.DecodeError:
             text = complaint.decode("utf-8", "replace").strip()
             if worker.returncode == NoDevicesError.exit_code:

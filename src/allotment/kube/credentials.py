@@ -22,6 +22,7 @@ import msgspec
 import yaml
 
 from allotment.kube.errors import KubeError
+from allotment.prepared import prepared
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -149,7 +150,7 @@ def find_api_server(
         kubeconfig = Path(os.environ["KUBECONFIG"])
     path = kubeconfig.expanduser()
     try:
-        config = msgspec.convert(yaml.safe_load(path.read_bytes()), _Kubeconfig)
+        config = msgspec.convert(yaml.safe_load(path.read_bytes()), prepared(_Kubeconfig))
     except FileNotFoundError as error:
         raise _unusable(path, "not found") from error
     except (OSError, UnicodeError) as error:
@@ -376,7 +377,7 @@ class _Plugin:
             why = errors.decode(errors="replace").strip()
             raise self._failed(f"exit status {process.returncode}: {why}")
         try:
-            status = msgspec.json.decode(printed, type=_ExecCredential).status
+            status = msgspec.json.decode(printed, type=prepared(_ExecCredential)).status
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise self._failed(f"it printed no ExecCredential: {error}") from error
         if not status.token:

@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from allotment.model.errors import AllotError
+from allotment.prepared import prepared
 
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
@@ -107,7 +108,7 @@ def explain_refusal(
     watch). `retry_after`: that header.
     """
     try:
-        answer = msgspec.json.decode(body, type=_Status)
+        answer = msgspec.json.decode(body, type=prepared(_Status))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # For example a proxy's page: only the status is known.
         answer = _Status()

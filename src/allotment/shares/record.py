@@ -90,6 +90,8 @@ def _from_document(document: dict[str, Any]) -> Share:
     """Check every field's type: the file may have been edited. Raises `ValueError` and others."""
     import msgspec  # late: `allot run` on an empty machine starts faster
 
+    from allotment.prepared import prepared
+
     if missing := _REQUIRED - document.keys():
         raise KeyError(*missing)
     devices = []
@@ -105,7 +107,7 @@ def _from_document(document: dict[str, Any]) -> Share:
         _rename(suspension, complete="is_complete")
     _rename(document, resized="is_resized")
     try:
-        return msgspec.convert({**document, "devices": devices}, Share)
+        return msgspec.convert({**document, "devices": devices}, prepared(Share))
     except msgspec.ValidationError as error:
         raise ValueError(*error.args) from error
 

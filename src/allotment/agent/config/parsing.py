@@ -20,6 +20,7 @@ from yaml.constructor import ConstructorError
 from allotment.agent.config.checks import check_file, within
 from allotment.agent.config.schema import ConfigFile
 from allotment.model.errors import UsageError
+from allotment.prepared import prepared
 
 _MANIFEST: Final = {"apiVersion", "kind", "metadata", "data"}
 
@@ -283,7 +284,7 @@ def parse(text: str, *, source: str) -> ConfigFile:
         return ConfigFile()
     _check_version(document, source)
     try:
-        file = msgspec.convert(document, ConfigFile)
+        file = msgspec.convert(document, prepared(ConfigFile))
     except (msgspec.ValidationError, RecursionError) as error:
         raise _explained(str(error), document, source) from error
     with within(source):

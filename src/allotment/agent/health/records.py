@@ -13,6 +13,7 @@ from allotment.agent.health.xids import Action, parse_action
 from allotment.devices.watching import Vitals
 from allotment.files import atomic_write
 from allotment.model.errors import AllotError, StateError
+from allotment.prepared import prepared
 
 
 class HealthState(StrEnum):
@@ -141,7 +142,7 @@ class Memory:
         """Return what `write` keeps, with time 0. An unreadable file counts as empty."""
         try:
             data = self._path.read_bytes()
-            file = msgspec.json.decode(data, type=_File)
+            file = msgspec.json.decode(data, type=prepared(_File))
         except (OSError, msgspec.MsgspecError):
             return {}
         self._written = data

@@ -40,6 +40,7 @@ from allotment.agent.plugin.serving import (
 from allotment.files import FileIdentity, atomic_write, file_identity
 from allotment.model.errors import AllotError, PrerequisiteError, StateError, UsageError
 from allotment.model.reported import Reported
+from allotment.prepared import prepared
 
 VERSION: Final = "v1beta1"
 OFFER: Final = "allotment-offer.json"
@@ -324,7 +325,7 @@ class Front:
         if identity is None or identity == self._offer_read:
             return
         try:
-            offer = msgspec.json.decode(path.read_bytes(), type=FrontOffer)
+            offer = msgspec.json.decode(path.read_bytes(), type=prepared(FrontOffer))
         except (OSError, msgspec.DecodeError) as error:
             if self._reported.is_new(OFFER, str(error)):
                 _log.warning(f"cannot read {path}: the last offer stays in force", why=str(error))
@@ -513,7 +514,7 @@ def _notify_systemd() -> None:
 def read_status(state: Path) -> FrontStatus:
     """Return what the serving front wrote last; an empty status if it wrote none."""
     try:
-        return msgspec.json.decode((state / STATUS).read_bytes(), type=FrontStatus)
+        return msgspec.json.decode((state / STATUS).read_bytes(), type=prepared(FrontStatus))
     except (OSError, msgspec.DecodeError):
         return FrontStatus()
 

@@ -47,6 +47,7 @@ from allotment.model.formats import format_count, meant
 from allotment.model.modes import MPS
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
+from allotment.prepared import prepared
 
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD: Final = "ALIYUN_COM_GPU_MEM_POD"
@@ -327,7 +328,7 @@ def _encode(allocation: _Allocation) -> str:
 
 def _decode(pod: ForeignPod, name: str) -> _Allocation:
     try:
-        return msgspec.json.decode(pod.annotations[name], type=_Allocation)
+        return msgspec.json.decode(pod.annotations[name], type=prepared(_Allocation))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         problem = f"the annotation {name} is not an allocation: {error}"
         raise refusal(pod, None, problem, hint='write it like {"0":{"1":3}}') from error

@@ -32,6 +32,7 @@ from allotment.dialects.own.protocol import shown
 from allotment.model.errors import UsageError
 from allotment.model.formats import meant
 from allotment.model.mig import MigModelGroups
+from allotment.prepared import prepared
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -144,7 +145,9 @@ def read_section(name: str, section: object, kind: type[T], *, ignored: Collecti
             problem = f"the settings: {name} has {shown(str(key))}, which is unknown"
             raise UsageError(problem + meant(str(key), known), hint=hint)
     try:
-        return msgspec.convert({key: section[key] for key in section if key in known}, kind)
+        return msgspec.convert(
+            {key: section[key] for key in section if key in known}, prepared(kind)
+        )
     except msgspec.ValidationError as error:
         _check_words(name, section, kind)
         problem = f"the settings, section {name}: {str(error)[:_MAX_SHOWN]}"

@@ -24,6 +24,7 @@ from typing import Final, Literal
 import msgspec
 
 from allotment.model.errors import NotFoundError, UsageError
+from allotment.prepared import prepared
 
 _VERSION: Final = "v1"
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d)c\.)?\dg\.\d+gb(?:[+-][a-z.]+)?")
@@ -109,7 +110,7 @@ def parse_configurations(document: object, *, source: str) -> Mapping[str, tuple
             f"{source}: unknown version: {document['version']}", hint="write `version: v1`"
         )
     try:
-        file = msgspec.convert(document, _File)
+        file = msgspec.convert(document, prepared(_File))
     except (msgspec.ValidationError, RecursionError) as error:
         raise _explained(str(error), document, source) from error
     if not file.mig_configs:
@@ -277,7 +278,7 @@ def _named(path: str, document: object) -> str:
     names: Iterable[str] = document["mig-configs"]
     for name in names:
         try:
-            msgspec.convert(document["mig-configs"][name], list[ConfigEntry])
+            msgspec.convert(document["mig-configs"][name], prepared(list[ConfigEntry]))
         except msgspec.ValidationError:
             return f"{before}.{name}{after}"
     return path

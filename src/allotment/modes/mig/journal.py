@@ -28,6 +28,7 @@ from allotment.files import atomic_write
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, StateError
 from allotment.model.mig import MigInstance
+from allotment.prepared import prepared
 
 _VERSION = 1
 
@@ -86,7 +87,7 @@ def encode(record: SliceRecord) -> bytes:
 def decode(data: bytes, *, source: str) -> SliceRecord:
     """Read a record; `source` is its file's name for errors. Raises `StateError`."""
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=prepared(_Document))
     except msgspec.MsgspecError as error:
         raise _unusable(source, f"it is truncated or changed ({error})") from error
     if document.version != _VERSION:

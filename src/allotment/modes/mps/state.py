@@ -152,8 +152,10 @@ class MpsPlace:
             return MpsStatus()
         import msgspec  # late: commands without MPS start faster
 
+        from allotment.prepared import prepared
+
         try:
-            return msgspec.json.decode(data, type=MpsStatus)
+            return msgspec.json.decode(data, type=prepared(MpsStatus))
         except msgspec.MsgspecError:
             return MpsStatus()
 
