@@ -98,6 +98,13 @@ void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns
   __atomic_sub_fetch(&at->queued, launches, __ATOMIC_SEQ_CST);
 }
 
+void admission_spend(compute_device *at, uint64_t used_ns) {
+  __atomic_add_fetch(&at->uncharged_ns, used_ns, __ATOMIC_RELAXED);
+  if (load(at->room_ns) != NO_CEILING) {
+    __atomic_sub_fetch(&at->room_ns, (int64_t)used_ns, __ATOMIC_RELAXED);
+  }
+}
+
 void admission_undo(compute_device *at, uint64_t expected_ns) {
   __atomic_sub_fetch(&at->dry_ns, expected_ns, __ATOMIC_RELAXED);
   if (load(at->room_ns) != NO_CEILING) {

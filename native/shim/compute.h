@@ -151,6 +151,8 @@ bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *f
                      uint64_t *now);
 // Launches ended.
 void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
+// GPU time that is not charged yet: no launch is let in on it before the keeper has charged it.
+void admission_spend(compute_device *at, uint64_t used_ns);
 // A launch that was let in was refused by the driver: it takes up nothing.
 void admission_undo(compute_device *at, uint64_t expected_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.

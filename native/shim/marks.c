@@ -514,8 +514,7 @@ void batches_drop(compute_device *at, stream_state *of) {
   uint64_t now = clock_ns();
   for (const batch *each = of->first; each != NULL; each = each->next) {
     if (each->launches == 0) continue;
-    uint64_t used = timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now);
-    __atomic_add_fetch(&at->uncharged_ns, used, __ATOMIC_RELAXED);
+    admission_spend(at, timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now));
   }
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
