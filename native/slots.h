@@ -111,14 +111,27 @@ static inline size_t allot_read_start(const char *path, char *buffer, size_t siz
   return got < 0 ? 0 : (size_t)got;
 }
 
-// Field 22 of a /proc/<pid>/stat, 0 if it cannot be read. Field 2 may hold blanks and parentheses,
-// so count from the last ')'.
+// A /proc/<pid>/stat from the end of field 2 on, which may hold blanks and parentheses; NULL if it
+// cannot be read.
+static inline const char *allot_read_stat(const char *path, char *text, size_t size) {
+  text[allot_read_start(path, text, size - 1)] = '\0';
+  return strrchr(text, ')');
+}
+
+// Has the process ended, and its parent not asked for its status? Field 3.
+static inline bool allot_is_zombie(const char *path) {
+  char text[1024];
+  const char *at = allot_read_stat(path, text, sizeof text);
+  return at != NULL && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0);
+}
+
+// Field 22, 0 if it cannot be read.
 static inline uint64_t allot_start_time(const char *path) {
   char text[1024];
-  text[allot_read_start(path, text, sizeof text - 1)] = '\0';
   uint64_t start = 0;
   int blanks = 0;
-  for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
+  for (const char *at = allot_read_stat(path, text, sizeof text);
+       at != NULL && *at != '\0' && blanks <= 20; at++) {
     if (*at == ' ') blanks++;
     if (blanks == 20 && *at >= '0' && *at <= '9') start = start * 10 + (uint64_t)(*at - '0');
   }

@@ -98,6 +98,13 @@ void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns
   __atomic_sub_fetch(&at->queued, launches, __ATOMIC_SEQ_CST);
 }
 
+void admission_spend(compute_device *at, uint64_t used_ns) {
+  __atomic_add_fetch(&at->uncharged_ns, used_ns, __ATOMIC_RELAXED);
+  if (load(at->room_ns) != NO_CEILING) {
+    __atomic_sub_fetch(&at->room_ns, (int64_t)used_ns, __ATOMIC_RELAXED);
+  }
+}
+
 void admission_undo(compute_device *at, uint64_t expected_ns) {
   __atomic_sub_fetch(&at->dry_ns, expected_ns, __ATOMIC_RELAXED);
   if (load(at->room_ns) != NO_CEILING) {
@@ -287,9 +294,8 @@ static void pause_until(const compute_device *at, const attempt *of) {
 }
 
 static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
-  int error = errno, cancel_state;
+  int error = errno;
   bool entered = false, waited = false;
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   pthread_mutex_lock(&at->lease_lock);
   __atomic_add_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   while (compute_is_governed(at) && !keeper_is_stopped(at->all)) {
@@ -307,7 +313,6 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
   }
   __atomic_sub_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   pthread_mutex_unlock(&at->lease_lock);
-  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return entered;
 }

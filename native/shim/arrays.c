@@ -64,6 +64,7 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
 
 #define CREATE_ARRAY(handle, shape_of_it, call)                                                 \
   do {                                                                                          \
+    UNCANCELLED;                                                                                \
     array_request request;                                                                      \
     CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                                \
     CUresult result = array_begin(&request, &shape, 1);                                         \
@@ -111,6 +112,7 @@ CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1
 CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
                                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)) {
   if (!governed()) return REAL(cuMipmappedArrayCreate)(mipmap, shape, levels);
+  UNCANCELLED;
   array_request request;
   CUresult result = array_begin(&request, shape, levels);
   if (result != CUDA_SUCCESS) return result;
@@ -124,6 +126,7 @@ CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
   do {                                                           \
     process *own = governed() ? process_state() : NULL;          \
     if (own == NULL) return call;                                \
+    UNCANCELLED;                                                 \
     record gone;                                                 \
     uint64_t key = (uint64_t)(uintptr_t)(handle);                \
     bool known = records_take(&own->records, space, key, &gone); \

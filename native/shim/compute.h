@@ -117,6 +117,13 @@ static inline compute_state *compute_governed(void) {
   return NULL;
 }
 
+// Is it not known whether there are turns, for lack of memory? Then no launch may run. After
+// compute_governed.
+static inline bool compute_is_unknown(void) {
+  const process *own = process_known();
+  return own != NULL && __atomic_load_n(&own->compute, __ATOMIC_RELAXED) == NULL;
+}
+
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
 bool compute_join(compute_device *at);
@@ -144,6 +151,8 @@ bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *f
                      uint64_t *now);
 // Launches ended.
 void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
+// GPU time that is not charged yet: no launch is let in on it before the keeper has charged it.
+void admission_spend(compute_device *at, uint64_t used_ns);
 // A launch that was let in was refused by the driver: it takes up nothing.
 void admission_undo(compute_device *at, uint64_t expected_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.

@@ -64,7 +64,9 @@ static uint64_t key_of(const target *at, CUlimit limit) {
   return (uint64_t)(uintptr_t)at->context ^ (uint64_t)(limit + 1) << 56;
 }
 
-static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, size_t value) {
+// `is_short`: the driver had no memory for it.
+static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, size_t value,
+                                 bool *is_short) {
   limit_cost cost;
   if (!find_cost(at, limit, &cost)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   record before = {.bytes = 0};
@@ -81,7 +83,8 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
   if (after.bytes > old && !charge_acquire(own, at->device, after.bytes - old)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  CUresult result = WITH_PATIENCE(own, at->device, REAL(cuCtxSetLimit)(limit, value));
+  CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
+  *is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
   if (result != CUDA_SUCCESS) {
     if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
     return result;
@@ -100,8 +103,14 @@ CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   CUresult refusal = target_current(&at);
   if (refusal != CUDA_SUCCESS) return refusal;
   if (at.context == NULL) return DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  process_lock(&at.own->context_lock);
-  CUresult result = set_memory_limit(at.own, &at, limit, value);
-  process_unlock(&at.own->context_lock);
+  patience left = {0};
+  bool is_short;
+  CUresult result;
+  do {
+    is_short = false;
+    process_lock(&at.own->context_lock);
+    result = set_memory_limit(at.own, &at, limit, value, &is_short);
+    process_unlock(&at.own->context_lock);
+  } while (is_short && dead_may_be_freed(at.own, at.device, &left));
   return result;
 }

@@ -83,10 +83,13 @@ typedef struct creation {
   target at;
   uint64_t reserved;
   bool is_measured;
+  bool is_short;  // the driver had no memory for it
   uint64_t before;
+  patience left;
 } creation;
 
 static CUresult creation_begin(creation *made, CUdevice ordinal) {
+  made->is_measured = false;
   CUresult refusal = target_device(&made->at, ordinal);
   if (refusal != CUDA_SUCCESS) return refusal;
   process *own = made->at.own;
@@ -101,6 +104,19 @@ static CUresult creation_begin(creation *made, CUdevice ordinal) {
 
 static void creation_undo(creation *made) {
   charge_release(made->at.own, made->at.device, made->reserved);
+}
+
+// What the driver's call returned.
+static CUresult creation_called(creation *made, CUresult result) {
+  made->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
+  return result;
+}
+
+// Is it to be tried anew? Without the lock: contexts that go meanwhile make room.
+static bool creation_goes_on(creation *made) {
+  bool was_short = made->is_short;
+  made->is_short = false;
+  return was_short && dead_may_be_freed(made->at.own, made->at.device, &made->left);
 }
 
 // Replaces the estimate by what the driver says. False: that does not fit.
@@ -148,19 +164,22 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   return result;
 }
 
-#define CREATE_CONTEXT(device, context, call)            \
-  do {                                                   \
-    process *own = process_attach();                     \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY; \
-    process_lock(&own->context_lock);                    \
-    creation made = {.reserved = 0};                     \
-    CUresult result = creation_begin(&made, device);     \
-    if (result == CUDA_SUCCESS) {                        \
-      result = WITH_PATIENCE(own, made.at.device, call); \
-      result = finish_explicit(&made, result, context);  \
-    }                                                    \
-    process_unlock(&own->context_lock);                  \
-    return result;                                       \
+#define CREATE_CONTEXT(device, context, call)             \
+  do {                                                    \
+    process *own = process_attach();                      \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;  \
+    creation made = {.reserved = 0};                      \
+    CUresult result;                                      \
+    do {                                                  \
+      process_lock(&own->context_lock);                   \
+      result = creation_begin(&made, device);             \
+      if (result == CUDA_SUCCESS) {                       \
+        result = creation_called(&made, DRIVER(call));    \
+        result = finish_explicit(&made, result, context); \
+      }                                                   \
+      process_unlock(&own->context_lock);                 \
+    } while (creation_goes_on(&made));                    \
+    return result;                                        \
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
@@ -276,18 +295,17 @@ static bool is_ordinal(CUdevice ordinal) {
 // NULL when it does not tell.
 typedef CUresult primary_call(CUdevice ordinal, void *arguments);
 
-static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call, void *arguments,
-                             CUcontext *context) {
+static CUresult with_primary_locked(process *own, creation *made, CUdevice ordinal,
+                                    primary_call *call, void *arguments, CUcontext *context) {
   if (!is_ordinal(ordinal)) return call(ordinal, arguments);
   bool active = is_active(ordinal);
   if (active && own->primaries[ordinal] != NULL) return call(ordinal, arguments);
   if (!active) forget_primary(own, ordinal);
-  creation made = {.reserved = 0};
-  CUresult result = creation_begin(&made, ordinal);
+  CUresult result = creation_begin(made, ordinal);
   if (result != CUDA_SUCCESS) return result;
-  result = WITH_PATIENCE(own, made.at.device, call(ordinal, arguments));
+  result = creation_called(made, call(ordinal, arguments));
   if (result != CUDA_SUCCESS) {
-    creation_undo(&made);
+    creation_undo(made);
     return result;
   }
   CUcontext primary = context != NULL ? *context : NULL;
@@ -295,13 +313,25 @@ static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call,
       DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
   }
-  if (!creation_keep(&made, primary)) {
+  if (!creation_keep(made, primary)) {
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
-    creation_undo(&made);
+    creation_undo(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   own->primaries[ordinal] = primary;
   return CUDA_SUCCESS;
+}
+
+static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call, void *arguments,
+                             CUcontext *context) {
+  creation made = {.reserved = 0};
+  CUresult result;
+  do {
+    process_lock(&own->context_lock);
+    result = with_primary_locked(own, &made, ordinal, call, arguments, context);
+    process_unlock(&own->context_lock);
+  } while (creation_goes_on(&made));
+  return result;
 }
 
 static CUresult retain_primary(CUdevice ordinal, void *arguments) {
@@ -312,10 +342,7 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  process_lock(&own->context_lock);
-  CUresult result = with_primary(own, device, retain_primary, context, context);
-  process_unlock(&own->context_lock);
-  return result;
+  return with_primary(own, device, retain_primary, context, context);
 }
 
 static CUcontext known_primary(const process *own, CUdevice ordinal) {
@@ -386,10 +413,7 @@ CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc descript
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   green_arguments arguments = {context, description, flags};
-  process_lock(&own->context_lock);
-  CUresult result = with_primary(own, device, create_green, &arguments, NULL);
-  process_unlock(&own->context_lock);
-  return result;
+  return with_primary(own, device, create_green, &arguments, NULL);
 }
 
 CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {

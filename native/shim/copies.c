@@ -19,19 +19,21 @@ static void copy_begin(copy_pass *pass, CUstream stream) {
   if (!compute_join(of->at) || keeper_is_stopped(all)) return;
   // A copy in the legacy stream comes between the kernels of the others.
   if (stream == STREAM_LEGACY || stream == NULL) marks_settle(all);
-  int cancel_state;
-  stream_state_lock(of, &cancel_state);
+  process_lock(&of->lock);
   pass->marks = copy_before(of);
-  stream_state_unlock(of, cancel_state);
-  if (pass->marks != NULL) pass->stream = of;
+  if (pass->marks != NULL) {
+    pass->stream = of;
+    uncancelled_begin();  // the marks are to be taken in
+  }
+  process_unlock(&of->lock);
 }
 
 // Not with the lock held from the beginning: a copy may wait for the stream, and for the program.
 static void copy_end(copy_pass *pass) {
-  int cancel_state;
-  stream_state_lock(pass->stream, &cancel_state);
+  process_lock(&pass->stream->lock);
   copy_after(pass->stream, pass->marks);
-  stream_state_unlock(pass->stream, cancel_state);
+  process_unlock(&pass->stream->lock);
+  uncancelled_end();
   compute_state *all = pass->stream->at->all;
   if (__atomic_load_n(&all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0) keeper_wake(all);
 }

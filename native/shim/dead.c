@@ -5,8 +5,8 @@
 // Whether the driver still has them, NVML's list of processes shows: there a process stays under
 // its number until its memory is freed. Two processes have to mean the same by a number: each notes
 // in its slot the pid namespace in which NVML listed it, and one of another namespace cannot tell.
-// Nor can one without NVML, or a driver that gives containers the numbers of the host. Then time
-// decides (ALLOT_LEAVING_NS).
+// Nor can one without NVML, or a driver that gives containers the numbers of the host, or where a
+// process has become another program. Then time decides (ALLOT_LEAVING_NS).
 #include "dead.h"
 
 #include <stdio.h>
@@ -47,12 +47,14 @@ static bool list_device(look *at, int device) {
   return at->is_listed;
 }
 
-// Does a process that is listed under the slot's number live, as another one that got it later?
-static bool is_reused(const allot_slot *slot) {
+// The driver lists the slot's number. Is that its owner, which has ended? A process that lives and
+// has lost its slot runs another program (exec), which may be what is listed: time decides.
+static allot_held held_by_number(const allot_slot *slot) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/stat", (int)slot->pid);
   uint64_t start_time = allot_start_time(path);
-  return start_time != 0 && start_time != slot->start_time;
+  if (start_time != 0 && start_time != slot->start_time) return ALLOT_HELD_NOT;
+  return start_time == 0 || allot_is_zombie(path) ? ALLOT_HELD_STILL : ALLOT_HELD_UNKNOWN;
 }
 
 static allot_held is_held(void *context, const allot_slot *slot, int device) {
@@ -63,7 +65,7 @@ static allot_held is_held(void *context, const allot_slot *slot, int device) {
   }
   for (unsigned i = 0; i < at->list.count; i++) {
     if (at->list.processes[i].pid != (unsigned)slot->pid) continue;
-    return is_reused(slot) ? ALLOT_HELD_NOT : ALLOT_HELD_STILL;
+    return held_by_number(slot);
   }
   return ALLOT_HELD_NOT;
 }
@@ -134,6 +136,7 @@ bool dead_may_be_freed(process *own, int device, patience *left) {
   uint64_t *gave_up_ns = &own->devices[device].gave_up_ns;
   uint64_t before = __atomic_load_n(gave_up_ns, __ATOMIC_RELAXED);
   if (before != 0 && now_ns() - before < PRESSURE_NS) return false;
+  if (left->until_ns == 0) *left = patience_begin(DRIVER_PATIENCE_NS);
   if (patience_step(left)) return true;
   __atomic_store_n(gave_up_ns, now_ns(), __ATOMIC_RELAXED);
   return false;

@@ -19,7 +19,7 @@ void dead_note_listed(process *own, int device);
 
 // Waits in growing steps, for a bounded time in all.
 typedef struct patience {
-  uint64_t until_ns;
+  uint64_t until_ns;  // 0: it has not begun
   uint64_t step_ns;
 } patience;
 patience patience_begin(uint64_t most_ns);
@@ -30,24 +30,22 @@ bool patience_step(patience *left);
 #define DEAD_PATIENCE_NS 10000000000ull
 #define DRIVER_PATIENCE_NS 3000000000ull
 
-// Is it worth to call the driver again, which was out of memory? Waits before it says yes.
+// Is it worth to call the driver again, which was out of memory although the share has reserved the
+// bytes? The memory of a process that has just ended, of whichever share, may be about to be freed.
+// Waits before it says yes: with no lock held that a free needs, and without the device's turn.
+// `left`: zeros at the first time.
 bool dead_may_be_freed(process *own, int device, patience *left);
 
-// Calls the driver, and again while it is out of memory although the share has reserved the bytes:
-// the memory of a process that has just ended, of whichever share, may be about to be freed.
-
-#define WITH_PATIENCE(own, device, call)                                                       \
-  ({                                                                                           \
-    uncancelled_begin();                                                                       \
-    CUresult outcome_ = DRIVER(call);                                                          \
-    if (UNLIKELY(outcome_ == CUDA_ERROR_OUT_OF_MEMORY)) {                                      \
-      patience left_ = patience_begin(DRIVER_PATIENCE_NS);                                     \
-      while (outcome_ == CUDA_ERROR_OUT_OF_MEMORY && dead_may_be_freed(own, device, &left_)) { \
-        outcome_ = DRIVER(call);                                                               \
-      }                                                                                        \
-    }                                                                                          \
-    uncancelled_end();                                                                         \
-    outcome_;                                                                                  \
+// Calls the driver, and again while that is worth it.
+#define WITH_PATIENCE(own, device, call)                       \
+  ({                                                           \
+    patience left_ = {0};                                      \
+    CUresult outcome_;                                         \
+    do {                                                       \
+      outcome_ = DRIVER(call);                                 \
+    } while (UNLIKELY(outcome_ == CUDA_ERROR_OUT_OF_MEMORY) && \
+             dead_may_be_freed(own, device, &left_));          \
+    outcome_;                                                  \
   })
 
 #endif

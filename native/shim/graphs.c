@@ -37,60 +37,94 @@ void graphs_settle(process *own, int device) {
 
 static void trim_device(process *own, int device, CUdevice ordinal) {
   DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
+  process_lock(&own->graph_lock);
   settle_device(own, device, 0);
   own->devices[device].last_graph = 0;
-}
-
-static bool try_device(process *own, graph_need *need, int device) {
-  need->reserved[device] = need->most[device];
-  if (charge_try(own, device, need->most[device])) return true;
-  need->reserved[device] = need->least[device];
-  return need->least[device] < need->most[device] && charge_try(own, device, need->least[device]);
-}
-
-static bool reserve_device(process *own, graph_need *need, int device, CUstream stream) {
-  CUdevice ordinal = need->ordinals[device];
-  own->devices[device].graph_ordinal = ordinal;
-  if (try_device(own, need, device)) return true;
-  // Memory of graphs that have ended can be had back when their ends were waited for.
-  if (stream_is_capturing(stream) || context_is_capturing()) return false;
   process_unlock(&own->graph_lock);
-  DRIVER(REAL(cuStreamSynchronize)(stream));
-  process_lock(&own->graph_lock);
-  trim_device(own, device, ordinal);
-  if (try_device(own, need, device)) return true;
-  process_unlock(&own->graph_lock);
-  DRIVER(REAL(cuCtxSynchronize)());
-  pools_settle(own, device);
-  process_lock(&own->graph_lock);
-  trim_device(own, device, ordinal);
-  return try_device(own, need, device) || charge_last_try(own, device, need->reserved[device]);
 }
 
-// An executable graph that is launched again, with no other in between, finds its memory in place.
-// `graph` 0: there is no executable graph yet.
-static bool reserve_all(process *own, graph_need *need, uint64_t graph, CUstream stream) {
+// ---- calls that may make the reserve grow ----
+
+typedef struct growth {
+  process *own;
+  graph_need need;
+  uint64_t graph;  // 0: there is no executable graph yet
+  CUstream stream;
+  patience left;
+  int short_of;  // the device whose part does not fit; -1: none
+} growth;
+
+static bool try_device(growth *of, int device) {
+  const uint64_t sizes[] = {of->need.most[device], of->need.least[device]};
+  for (int i = 0; i < 2; i++) {
+    if (!charge_try(of->own, device, sizes[i])) continue;
+    of->need.reserved[device] = sizes[i];
+    return true;
+  }
+  return false;
+}
+
+static void let_go(growth *of) {
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-    need->reserved[device] = 0;
-    if ((need->devices & 1u << device) == 0) continue;
-    if (graph != 0 && own->devices[device].last_graph == graph) continue;
-    if (reserve_device(own, need, device, stream)) continue;
-    while (device-- > 0) charge_release(own, device, need->reserved[device]);
+    charge_release(of->own, device, of->need.reserved[device]);
+    of->need.reserved[device] = 0;
+  }
+}
+
+// Reserves what is not reserved yet, and keeps the graph_lock until growth_end. False: it does not
+// fit. An executable graph that is launched again, with no other in between, finds its memory in
+// place.
+static bool growth_begin(growth *of) {
+  process *own = of->own;
+  process_lock(&own->graph_lock);
+  of->short_of = -1;
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((of->need.devices & 1u << device) == 0 || of->need.reserved[device] != 0) continue;
+    device_state *state = &own->devices[device];
+    if (of->graph != 0 && state->last_graph == of->graph) continue;
+    state->graph_ordinal = of->need.ordinals[device];
+    if (try_device(of, device)) continue;
+    of->short_of = device;
+    process_unlock(&own->graph_lock);
     return false;
   }
   return true;
 }
 
-static int one_device(const graph_need *need) {
-  return __builtin_ctz(need->devices);
+static CUresult growth_end(growth *of, CUresult result) {
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((of->need.devices & 1u << device) == 0) continue;
+    settle_device(of->own, device, of->need.reserved[device]);
+    of->need.reserved[device] = 0;
+    of->own->devices[device].last_graph = result == CUDA_SUCCESS ? of->graph : 0;
+  }
+  process_unlock(&of->own->graph_lock);
+  return result;
 }
 
-static void settle_needed(process *own, const graph_need *need, uint64_t graph, bool launched) {
-  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-    if ((need->devices & 1u << device) == 0) continue;
-    settle_device(own, device, need->reserved[device]);
-    own->devices[device].last_graph = launched ? graph : 0;
-  }
+// Memory of graphs that have ended can be had back when their ends were waited for.
+static bool make_room(growth *of, int device) {
+  process *own = of->own;
+  if (stream_is_capturing(of->stream) || context_is_capturing()) return false;
+  DRIVER(REAL(cuStreamSynchronize)(of->stream));
+  trim_device(own, device, of->need.ordinals[device]);
+  if (try_device(of, device)) return true;
+  DRIVER(REAL(cuCtxSynchronize)());
+  pools_settle(own, device);
+  trim_device(own, device, of->need.ordinals[device]);
+  if (try_device(of, device)) return true;
+  if (!charge_last_try(own, device, of->need.least[device])) return false;
+  of->need.reserved[device] = of->need.least[device];
+  return true;
+}
+
+// There was no memory. Is it worth to begin again? Waits for some before it says yes.
+static bool growth_goes_on(growth *of) {
+  bool has_room = of->short_of >= 0
+                      ? make_room(of, of->short_of)
+                      : dead_may_be_freed(of->own, __builtin_ctz(of->need.devices), &of->left);
+  if (!has_room) let_go(of);
+  return has_room;
 }
 
 // ---- executable graphs ----
@@ -154,25 +188,22 @@ static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgra
   return result;
 }
 
-#define INSTANTIATE(made, graph, call)                                                   \
-  do {                                                                                   \
-    process *own = process_attach();                                                     \
-    graph_need need;                                                                     \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                 \
-    graph_need_of(own, graph, &need);                                                    \
-    if (need.devices == 0) return expect(own, DRIVER(call), graph, made);                \
-    process_lock(&own->graph_lock);                                                      \
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \
-    if (reserve_all(own, &need, 0, NULL)) {                                              \
-      result = WITH_PATIENCE(own, one_device(&need), call);                              \
-      settle_needed(own, &need, 0, false);                                               \
-    }                                                                                    \
-    if (result == CUDA_SUCCESS && !remember(own, (uint64_t)(uintptr_t)*(made), &need)) { \
-      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                                         \
-      result = CUDA_ERROR_OUT_OF_MEMORY;                                                 \
-    }                                                                                    \
-    process_unlock(&own->graph_lock);                                                    \
-    return expect(own, result, graph, made);                                             \
+#define INSTANTIATE(made, graph_of_it, call)                                                   \
+  do {                                                                                         \
+    growth of = {.own = process_attach()};                                                     \
+    if (of.own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                    \
+    graph_need_of(of.own, graph_of_it, &of.need);                                              \
+    if (of.need.devices == 0) return expect(of.own, DRIVER(call), graph_of_it, made);          \
+    UNCANCELLED;                                                                               \
+    CUresult result;                                                                           \
+    do {                                                                                       \
+      result = growth_begin(&of) ? growth_end(&of, DRIVER(call)) : CUDA_ERROR_OUT_OF_MEMORY;   \
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));                       \
+    if (result == CUDA_SUCCESS && !remember(of.own, (uint64_t)(uintptr_t)*(made), &of.need)) { \
+      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                                               \
+      result = CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+    }                                                                                          \
+    return expect(of.own, result, graph_of_it, made);                                          \
   } while (0)
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
@@ -205,60 +236,62 @@ CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
   INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters));
 }
 
-typedef CUresult launch_call(CUgraphExec graph, CUstream stream);
-
 static inline bool some_allocate(process *own) {
   return own != NULL && __atomic_load_n(&own->allocating_graphs, __ATOMIC_ACQUIRE) != 0;
 }
 
-static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_call *call) {
-  graph_need need;
-  uint64_t key = (uint64_t)(uintptr_t)graph;
-  if (!recall(own, key, &need) || stream_is_capturing(stream)) return DRIVER(call(graph, stream));
-  process_lock(&own->graph_lock);
-  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-  if (reserve_all(own, &need, key, stream)) {
-    result = WITH_PATIENCE(own, one_device(&need), call(graph, stream));
-    settle_needed(own, &need, key, result == CUDA_SUCCESS);
+typedef struct graph_launch {
+  CUgraphExec graph;
+  CUstream stream;
+  CUresult (*call)(CUgraphExec graph, CUstream stream);
+  bool takes_turn;  // an upload does not
+} graph_launch;
+
+// `of` NULL: it needs no memory.
+static CUresult launch_once(const graph_launch *what, growth *of) {
+  launch_pass pass = {.stream = NULL};
+  if (what->takes_turn) {
+    CUresult refusal = launch_begin(&pass, what->stream, estimate_key(what->graph, 0), true);
+    if (UNLIKELY(refusal != CUDA_SUCCESS)) return refusal;
   }
-  process_unlock(&own->graph_lock);
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (LIKELY(of == NULL)) {
+    result = DRIVER(what->call(what->graph, what->stream));
+  } else if (growth_begin(of)) {
+    result = growth_end(of, DRIVER(what->call(what->graph, what->stream)));
+  }
+  launch_end(&pass, result);
   return result;
 }
 
-static CUresult launch_or_pass(process *own, CUgraphExec graph, CUstream stream,
-                               launch_call *call) {
-  if (LIKELY(!some_allocate(own))) return DRIVER(call(graph, stream));
-  return launch(own, graph, stream, call);
+// Where there is no memory, others have the device's turn until there may be some.
+static CUresult launch_allocating(process *own, const graph_launch *what) {
+  growth of = {.own = own, .graph = (uint64_t)(uintptr_t)what->graph, .stream = what->stream};
+  if (!recall(own, of.graph, &of.need) || stream_is_capturing(what->stream)) {
+    return launch_once(what, NULL);
+  }
+  UNCANCELLED;
+  CUresult result;
+  do {
+    result = launch_once(what, &of);
+  } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));
+  let_go(&of);
+  return result;
 }
 
-#define UPLOAD_WRAPPER(name, stream_meant)                   \
-  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) { \
-    process *own = process_known();                          \
-    if (LIKELY(!some_allocate(own)) || !governed()) {        \
-      return REAL(name)(graph, stream);                      \
-    }                                                        \
-    return launch(own, graph, stream_meant, REAL(name));     \
+#define GRAPH_WRAPPER(name, stream_meant, has_turn)                         \
+  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {                \
+    if (!governed()) return REAL(name)(graph, stream);                      \
+    process *own = process_known();                                         \
+    const graph_launch what = {graph, stream_meant, REAL(name), has_turn};  \
+    if (UNLIKELY(some_allocate(own))) return launch_allocating(own, &what); \
+    return launch_once(&what, NULL);                                        \
   }
 
-#define LAUNCH_WRAPPER(name, stream_meant)                                             \
-  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {                           \
-    if (!governed()) return REAL(name)(graph, stream);                                 \
-    process *own = process_known();                                                    \
-    launch_pass pass;                                                                  \
-    CUresult result = launch_begin(&pass, stream_meant, estimate_key(graph, 0), true); \
-    if (UNLIKELY(result != CUDA_SUCCESS)) return result;                               \
-    if (LIKELY(pass.stream == NULL) && !some_allocate(own)) {                          \
-      return REAL(name)(graph, stream);                                                \
-    }                                                                                  \
-    result = launch_or_pass(own, graph, stream_meant, REAL(name));                     \
-    launch_end(&pass, result);                                                         \
-    return result;                                                                     \
-  }
-
-LAUNCH_WRAPPER(cuGraphLaunch, stream)
-LAUNCH_WRAPPER(cuGraphLaunch_ptsz, per_thread(stream))
-UPLOAD_WRAPPER(cuGraphUpload, stream)
-UPLOAD_WRAPPER(cuGraphUpload_ptsz, per_thread(stream))
+GRAPH_WRAPPER(cuGraphLaunch, stream, true)
+GRAPH_WRAPPER(cuGraphLaunch_ptsz, per_thread(stream), true)
+GRAPH_WRAPPER(cuGraphUpload, stream, false)
+GRAPH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream), false)
 
 CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
   process *own = process_known();
@@ -279,6 +312,7 @@ CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
 }
 
 CUDA_WRAPPER(cuDeviceGraphMemTrim, (CUdevice ordinal)) {
+  UNCANCELLED;
   CUresult result = DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
   process *own = governed() ? process_known() : NULL;
   if (own == NULL) return result;

@@ -12,10 +12,9 @@ static void interrupt(CUstream stream) {
   if (LIKELY(all == NULL)) return;
   stream_state *of = stream_state_of(all, stream, false);
   if (of == NULL) return;
-  int cancel_state;
-  stream_state_lock(of, &cancel_state);
+  process_lock(&of->lock);
   batch_interrupt(of);
-  stream_state_unlock(of, cancel_state);
+  process_unlock(&of->lock);
 }
 
 #define INTERRUPT_ONE(name, meant, parameters, arguments) \
@@ -104,6 +103,7 @@ static void capture_ended(compute_state *all, CUstream stream) {
   CUDA_WRAPPER(name, parameters) {                    \
     compute_state *all = state_of_share();            \
     if (all == NULL) return REAL(name) arguments;     \
+    UNCANCELLED;                                      \
     capture_begins(all);                              \
     CUresult result = DRIVER(REAL(name) arguments);   \
     capture_began(all, meant, result);                \
@@ -139,6 +139,7 @@ REFUSE_CIG(cuStreamBeginCaptureToCig_ptsz)
 #define END_ONE(name, meant)                               \
   CUDA_WRAPPER(name, (CUstream stream, CUgraph * graph)) { \
     compute_state *all = state_of_share();                 \
+    UNCANCELLED;                                           \
     CUresult result = DRIVER(REAL(name)(stream, graph));   \
     if (all != NULL) capture_ended(all, meant);            \
     return result;                                         \

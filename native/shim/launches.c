@@ -9,9 +9,16 @@
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole) {
   pass->stream = NULL;
   compute_state *all = compute_governed();
-  if (LIKELY(all == NULL) || compute_is_recorded(all, stream)) return CUDA_SUCCESS;
+  if (LIKELY(all == NULL)) {
+    return UNLIKELY(compute_is_unknown()) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+  }
+  if (compute_is_recorded(all, stream)) return CUDA_SUCCESS;
   stream_state *of = stream_state_of(all, stream, true);
-  if (of == NULL || !compute_is_governed(of->at)) return CUDA_SUCCESS;
+  if (UNLIKELY(of == NULL)) {
+    bool is_short = __atomic_load_n(&all->marks.is_short, __ATOMIC_RELAXED) != 0;
+    return is_short ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+  }
+  if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (UNLIKELY(keeper_is_stopped(all))) {
     keeper_note_late(of->at);
@@ -20,13 +27,15 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   pass->what = estimate_of(&all->estimates, key);
   pass->expected_ns = estimate_ns(pass->what);
   pass->began_ns = clock_ns();
+  uncancelled_begin();  // what is counted as queued is to end
   if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, &pass->began_ns)) {
+    uncancelled_end();
     return CUDA_SUCCESS;
   }
   pass->stream = of;
   pass->alone = estimate_try(pass->what) || is_whole;
-  if (UNLIKELY(!stream_state_trylock(of, &pass->cancel_state))) {
-    stream_state_lock(of, &pass->cancel_state);
+  if (UNLIKELY(!process_trylock(&of->lock))) {
+    process_lock(&of->lock);
     pass->began_ns = clock_ns();
   }
   batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);
@@ -38,7 +47,8 @@ void launch_end(launch_pass *pass, CUresult result) {
   if (LIKELY(of == NULL)) return;
   batch_after(of, pass->what, pass->expected_ns, pass->alone, result == CUDA_SUCCESS,
               pass->began_ns);
-  stream_state_unlock(of, pass->cancel_state);
+  process_unlock(&of->lock);
+  uncancelled_end();
 }
 
 #define LAUNCH(meant, key, call)                              \
@@ -132,12 +142,12 @@ CUDA_WRAPPER(cuLaunchGridAsync, (CUfunction function, int width, int height, CUs
 #define MOST_PARTS ALLOT_MAX_DEVICES
 
 static void suspend_part(launch_pass *pass) {
-  if (pass->stream != NULL) stream_state_unlock(pass->stream, pass->cancel_state);
+  if (pass->stream != NULL) process_unlock(&pass->stream->lock);
 }
 
 static void end_part(launch_pass *pass, CUresult result) {
   if (pass->stream == NULL) return;
-  stream_state_lock(pass->stream, &pass->cancel_state);
+  process_lock(&pass->stream->lock);
   launch_end(pass, result);
 }
 

@@ -10,7 +10,6 @@ typedef struct launch_pass {
   estimate *what;
   uint64_t expected_ns;
   uint64_t began_ns;
-  int cancel_state;
   bool alone;
 } launch_pass;
 

@@ -370,8 +370,7 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
 
 // Work ended sooner than expected: what follows it in the stream will, too.
 static void bring_forward(compute_device *at, stream_state *of, uint64_t early_ns) {
-  int cancel_state;
-  if (!stream_state_trylock(of, &cancel_state)) return;
+  if (!process_trylock(&of->lock)) return;
   __atomic_store_n(&of->free_ns, of->free_ns > early_ns ? of->free_ns - early_ns : 0,
                    __ATOMIC_RELAXED);
   mark_store *store = &at->all->marks;
@@ -380,7 +379,7 @@ static void bring_forward(compute_device *at, stream_state *of, uint64_t early_n
     each->due_ns = each->due_ns > early_ns ? each->due_ns - early_ns : 0;
   }
   pthread_mutex_unlock(&store->lock);
-  stream_state_unlock(of, cancel_state);
+  process_unlock(&of->lock);
 }
 
 static batch *oldest_of(mark_store *store, const stream_state *of) {
@@ -489,9 +488,8 @@ bool marks_remain(compute_device *at) {
 void marks_end_tails(compute_device *at, uint64_t now) {
   if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) != 0) return;
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
-    int cancel_state;
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) continue;
-    if (!stream_state_trylock(of, &cancel_state)) continue;
+    if (!process_trylock(&of->lock)) continue;
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
     if (of->open != NULL && is_due && !must_mark_at_once(of)) {
       enter_context(of->context);
@@ -500,7 +498,7 @@ void marks_end_tails(compute_device *at, uint64_t now) {
         batch_close(of, now > of->free_ns, now);
       }
     }
-    stream_state_unlock(of, cancel_state);
+    process_unlock(&of->lock);
   }
 }
 
@@ -516,8 +514,7 @@ void batches_drop(compute_device *at, stream_state *of) {
   uint64_t now = clock_ns();
   for (const batch *each = of->first; each != NULL; each = each->next) {
     if (each->launches == 0) continue;
-    uint64_t used = timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now);
-    __atomic_add_fetch(&at->uncharged_ns, used, __ATOMIC_RELAXED);
+    admission_spend(at, timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now));
   }
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;

@@ -3,7 +3,7 @@
 //
 // A stream's lock is held from before a launch until after it, so that marks stand where they
 // belong when several threads use the stream; the driver takes the launches of a stream one at a
-// time anyway. Threads cannot be cancelled meanwhile.
+// time anyway.
 #ifndef ALLOTMENT_SHIM_MARKS_H
 #define ALLOTMENT_SHIM_MARKS_H
 
@@ -84,7 +84,7 @@ typedef struct stream_state {
   struct compute_device *at;
   mark_context *marks;
 
-  pthread_mutex_t lock;
+  pthread_mutex_t lock;  // by process_lock: the driver is called under it
   batch *open;
   mark *last_end;  // of the newest batch, unless that is open: may serve as the next one's start
   // For the next batch, and for the next mark: taken when the store's lock is held anyway, and not
@@ -118,6 +118,7 @@ typedef struct mark_store {
   mark_context *contexts, *unused_contexts;
   char *chunk;
   size_t chunk_left;
+  uint32_t is_short;  // the last stream that was met could not be noted, for lack of memory
 } mark_store;
 
 // ---- streams.c's companions (stream_table.c) ----
@@ -135,11 +136,6 @@ void stream_states_leave_context(struct compute_state *all, CUcontext context);
 void stream_states_left_context(struct compute_state *all, CUcontext gone);
 // Memory that is never given back; with the store's lock held.
 void *store_allocate(mark_store *store, size_t bytes);
-
-// With the thread not to be cancelled until the unlock.
-void stream_state_lock(stream_state *of, int *cancel_state);
-bool stream_state_trylock(stream_state *of, int *cancel_state);
-void stream_state_unlock(stream_state *of, int cancel_state);
 
 static inline bool stream_state_is_default(const stream_state *of) {
   return (uintptr_t)of->stream <= 2;

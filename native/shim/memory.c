@@ -196,6 +196,7 @@ static CUresult allocate_managed(const plain_request *request, CUdeviceptr *poin
 
 CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
   if (!governed()) return REAL(cuMemAlloc_v2)(pointer, bytes);
+  UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
@@ -210,6 +211,7 @@ CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
 // The oldest form, with pointers of 32 bits.
 CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
   if (!governed()) return REAL(cuMemAlloc)(pointer, bytes);
+  UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
@@ -252,6 +254,7 @@ static bool is_pitched(size_t width, const size_t *pitch, unsigned int element_b
 CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height,
                                   unsigned int element_bytes)) {
   if (!governed()) return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
+  UNCANCELLED;
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
@@ -268,6 +271,7 @@ CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t w
 CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,
                                unsigned int height, unsigned int element_bytes)) {
   if (!governed()) return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
+  UNCANCELLED;
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
@@ -280,6 +284,7 @@ CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, un
 // Small pieces share blocks, as plain ones do; these are left to the driver to move.
 CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags)) {
   if (!governed()) return REAL(cuMemAllocManaged)(pointer, bytes, flags);
+  UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
@@ -321,6 +326,7 @@ bool plain_exported(process *own, uint64_t address) {
 // business alone.
 #define FREE(pointer, call)                                                               \
   do {                                                                                    \
+    UNCANCELLED;                                                                          \
     process *own = process_state();                                                       \
     record gone;                                                                          \
     if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {     \

@@ -218,6 +218,7 @@ static void unmap_image(mapped_file file) {
 
 #define LOAD(handle, image, call, end)                                           \
   do {                                                                           \
+    UNCANCELLED;                                                                 \
     module_request request;                                                      \
     CUresult result = module_begin(&request, image);                             \
     if (result == CUDA_SUCCESS) {                                                \
@@ -249,6 +250,7 @@ static CUresult load_file(CUmodule *module, const char *path, const void *image)
 
 CUDA_WRAPPER(cuModuleLoad, (CUmodule * module, const char *path)) {
   if (!governed()) return REAL(cuModuleLoad)(module, path);
+  UNCANCELLED;
   mapped_file file = map_image(path);
   CUresult result = load_file(module, path, file.start);
   unmap_image(file);
@@ -264,6 +266,7 @@ static CUresult unloaded(process *own, CUresult result, record_space space, void
 
 CUDA_WRAPPER(cuModuleUnload, (CUmodule module)) {
   process *own = governed() ? process_state() : NULL;
+  UNCANCELLED;
   record whole;
   uint64_t key = (uint64_t)(uintptr_t)module;
   if (own == NULL || !records_take(&own->records, SPACE_MODULE, key, &whole)) {
@@ -305,6 +308,7 @@ CUDA_WRAPPER(cuLibraryLoadFromFile,
     return REAL(cuLibraryLoadFromFile)(library, path, jit_options, jit_values, jit_count, options,
                                        values, count);
   }
+  UNCANCELLED;
   mapped_file file = map_image(path);
   CUresult result = load_library_file(library, path, jit_options, jit_values, jit_count, options,
                                       values, count, file.start);
@@ -314,6 +318,7 @@ CUDA_WRAPPER(cuLibraryLoadFromFile,
 
 CUDA_WRAPPER(cuLibraryUnload, (CUlibrary library)) {
   process *own = governed() ? process_state() : NULL;
+  UNCANCELLED;
   record whole;
   uint64_t key = (uint64_t)(uintptr_t)library;
   if (own == NULL || !records_take(&own->records, SPACE_LIBRARY, key, &whole)) {

@@ -49,6 +49,7 @@ static bool has_daemon(int folder) {
 
 // By path each time: the daemon may make its folder anew.
 static bool is_missing(const char *pipes) {
+  UNCANCELLED;  // no descriptor stays open
   int folder = open(pipes, O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return errno != EMFILE && errno != ENFILE;
   bool missing = !has_daemon(folder);

@@ -21,6 +21,7 @@ typedef struct pool_request {
   CUstream stream;
   uint64_t bytes;
   uint64_t growth;  // what is reserved for the pool to grow by
+  bool is_short;    // the driver had no memory for it
 } pool_request;
 
 // Does the pool certainly have a gap? What was freed in this stream can be had in it without
@@ -131,12 +132,15 @@ static CUresult take_back(pool_request *request, CUdeviceptr pointer) {
 
 static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
   pool_state *pool = request->pool;
+  uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
+  request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
+  request->is_short = false;
   if (pool->may_shrink != 0) pool_settle(request->own, pool, 0);
   if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t before = pool->charged;
   CUdeviceptr made = 0;
-  CUresult result = WITH_PATIENCE(request->own, pool->device,
-                                  call(&made, request->bytes, pool->handle, request->stream));
+  CUresult result = DRIVER(call(&made, request->bytes, pool->handle, request->stream));
+  request->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
   if (result == CUDA_SUCCESS) pool->held += request->bytes;
   pool_settle(request->own, pool, request->growth);
   if (result != CUDA_SUCCESS) return result;
@@ -161,12 +165,16 @@ static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr
   if (request->pool->device == POOL_UNCHARGED) {
     return DRIVER(call(pointer, request->bytes, handle, request->stream));
   }
-  uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
-  request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
-  pthread_mutex_t *lock = &request->own->devices[request->pool->device].pool_lock;
-  process_lock(lock);
-  CUresult result = allocate_locked(request, pointer, call);
-  process_unlock(lock);
+  UNCANCELLED;
+  int device = request->pool->device;
+  pthread_mutex_t *lock = &request->own->devices[device].pool_lock;
+  patience left = {0};
+  CUresult result;
+  do {
+    process_lock(lock);
+    result = allocate_locked(request, pointer, call);
+    process_unlock(lock);
+  } while (request->is_short && dead_may_be_freed(request->own, device, &left));
   return result;
 }
 
@@ -185,7 +193,7 @@ static CUresult allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstre
   *handled = true;
   refusal = DRIVER(USED(cuDeviceGetMemPool)(&handle, at.ordinal));
   if (refusal != CUDA_SUCCESS) return refusal;
-  pool_request request = {at.own, pool_known(at.own, handle), stream, bytes, 0};
+  pool_request request = {at.own, pool_known(at.own, handle), stream, bytes, 0, false};
   return allocate(&request, handle, pointer, call);
 }
 
@@ -196,7 +204,7 @@ static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool h
   if (bytes == 0 || pointer == NULL || handle == NULL || stream_is_capturing(stream)) {
     return DRIVER(call(pointer, bytes, handle, stream));
   }
-  pool_request request = {own, pool_known(own, handle), stream, bytes, 0};
+  pool_request request = {own, pool_known(own, handle), stream, bytes, 0, false};
   return allocate(&request, handle, pointer, call);
 }
 
@@ -290,6 +298,7 @@ CUresult pools_free(process *own, CUdeviceptr pointer) {
 }
 
 static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {
+  UNCANCELLED;
   process *own = process_state();
   record known;
   if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &known) ||

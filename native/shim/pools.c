@@ -258,6 +258,7 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
   if (!governed()) return REAL(cuMemPoolCreate)(pool, properties);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  UNCANCELLED;
   CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
   if (result != CUDA_SUCCESS) return result;
   if (pool_device(own, &properties->location, properties->allocType) < POOL_UNCHARGED)
@@ -271,6 +272,7 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
 CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
              (CUmemoryPool * pool, void *handle, CUmemAllocationHandleType type,
               unsigned long long flags)) {
+  UNCANCELLED;
   CUresult result = DRIVER(REAL(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags));
   process *own = result == CUDA_SUCCESS && governed() ? process_state() : NULL;
   if (own == NULL || add_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
@@ -280,6 +282,7 @@ CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
 
 CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   if (!governed()) return REAL(cuMemPoolDestroy)(handle);
+  UNCANCELLED;
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL) return DRIVER(REAL(cuMemPoolDestroy)(handle));
@@ -312,10 +315,12 @@ static CUresult changed(CUmemoryPool handle, CUresult result) {
 }
 
 CUDA_WRAPPER(cuMemPoolTrimTo, (CUmemoryPool pool, size_t bytes)) {
+  UNCANCELLED;
   return changed(pool, DRIVER(REAL(cuMemPoolTrimTo)(pool, bytes)));
 }
 
 CUDA_WRAPPER(cuMemPoolSetAttribute,
              (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) {
+  UNCANCELLED;
   return changed(pool, DRIVER(REAL(cuMemPoolSetAttribute)(pool, attribute, value)));
 }

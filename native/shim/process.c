@@ -142,11 +142,11 @@ static bool view_shares(process *own) {
     say_unusable(share_directory(0), "folder", failure);
     return false;
   }
-  // The driver would show its devices or these, and CUDA has one MIG device a process.
+  // The driver would show its devices or these.
   if (share_beside_bare()) {
     say_once(
-        "one of its shares has whole devices or a MIG slice (mode exclusive, timeslice or mig): it"
-        " cannot be combined with another share; use one container for each");
+        "one of its shares has whole devices (mode exclusive or timeslice): it cannot be combined"
+        " with another share; use one container for each");
     return false;
   }
   if (count > MAX_SHARES) {

@@ -140,6 +140,14 @@ bool process_guarded(process *own, bool (*step)(process *own, void *context), vo
 void uncancelled_begin(void);
 void uncancelled_end(void);
 
+// The same until the end of the block.
+#define UNCANCELLED                                                          \
+  __attribute__((cleanup(uncancelled_leave), unused)) char uncancelled_here; \
+  uncancelled_begin()
+static inline void uncancelled_leave(const char *unused) {
+  uncancelled_end();
+}
+
 // A lock that is held over such calls.
 void process_lock(pthread_mutex_t *lock);
 bool process_trylock(pthread_mutex_t *lock);

@@ -66,15 +66,15 @@ bool records_change(record_table *table, record_space space, uint64_t key, recor
   uint64_t hash = mix(space, key);
   record_shard *shard = shard_of(table, hash);
   pthread_mutex_lock(&shard->lock);
-  record *place = NULL;
-  bool kept = has_room(shard);
-  if (kept) {
+  record *place = place_of(shard, space, key, hash);
+  bool exists = place != NULL && place->space != 0;
+  bool kept = exists || has_room(shard);
+  if (kept && !exists) {
     place = place_of(shard, space, key, hash);
-    bool exists = place->space != 0;
-    if (!exists) *place = (record){.space = (uint8_t)space, .key = key};
-    if (!exists) shard->used++;
-    if (!change(place, exists, context)) remove_place(shard, place);
+    *place = (record){.space = (uint8_t)space, .key = key};
+    shard->used++;
   }
+  if (kept && !change(place, exists, context)) remove_place(shard, place);
   pthread_mutex_unlock(&shard->lock);
   return kept;
 }

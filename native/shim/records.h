@@ -71,6 +71,7 @@ bool records_find(record_table *table, record_space space, uint64_t key, record 
 
 // Calls back with the record under its shard's lock; what is returned says whether it stays. With
 // `key` absent from the table a record of zeros with space and key set is shown, and kept if asked.
+// False: that one is absent, and there is no memory for it.
 typedef bool record_change(record *changed, bool exists, void *context);
 bool records_change(record_table *table, record_space space, uint64_t key, record_change *change,
                     void *context);

@@ -13,13 +13,12 @@ static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
 }
 
 static void settle_one(stream_state *of) {
-  int cancel_state;
-  stream_state_lock(of, &cancel_state);
+  process_lock(&of->lock);
   if (of->open != NULL) {
     uint64_t now = clock_ns();
     batch_close(of, now > of->free_ns, now);
   }
-  stream_state_unlock(of, cancel_state);
+  process_unlock(&of->lock);
 }
 
 static int settle_some(compute_state *all, bool of_all) {

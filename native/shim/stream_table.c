@@ -115,6 +115,7 @@ static stream_state *make(compute_state *all, CUstream stream, const stream_name
   pthread_mutex_lock(&all->marks.lock);
   stream_state *made = find(&all->marks, name, bucket);
   if (made == NULL) made = insert(all, name, at.context, device, bucket);
+  __atomic_store_n(&all->marks.is_short, made == NULL, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&all->marks.lock);
   return made;
 }
@@ -159,15 +160,14 @@ static void forget_locked(compute_state *all, stream_state *gone) {
 // All under the stream's lock: whoever else ends its batch does so before, or not at all.
 void stream_state_forget(compute_state *all, CUstream stream) {
   stream_name name;
-  int cancel_state;
   if ((uintptr_t)stream <= 2 || !name_of(stream, &name)) return;
   pthread_mutex_lock(&all->marks.lock);
   stream_state *gone = find(&all->marks, &name, bucket_of(&name));
   pthread_mutex_unlock(&all->marks.lock);
   if (gone == NULL) return;
-  stream_state_lock(gone, &cancel_state);
+  process_lock(&gone->lock);
   if (is_named(gone, &name)) forget_locked(all, gone);
-  stream_state_unlock(gone, cancel_state);
+  process_unlock(&gone->lock);
 }
 
 // ---- the end of contexts ----
@@ -207,8 +207,7 @@ static void put_context(mark_store *store, mark_context *gone) {
 
 // A thread may be ending the stream's batch right now, under the stream's lock. True: it is gone.
 static bool drop_stream(mark_store *store, stream_state *gone, CUcontext context) {
-  int cancel_state;
-  stream_state_lock(gone, &cancel_state);
+  process_lock(&gone->lock);
   pthread_mutex_lock(&store->lock);
   if (gone->context == context) {
     batches_drop(gone->at, gone);
@@ -216,7 +215,7 @@ static bool drop_stream(mark_store *store, stream_state *gone, CUcontext context
   }
   bool is_gone = gone->context != context || gone->stream == NULL;
   pthread_mutex_unlock(&store->lock);
-  stream_state_unlock(gone, cancel_state);
+  process_unlock(&gone->lock);
   return is_gone;
 }
 
@@ -275,23 +274,4 @@ void stream_states_left_context(compute_state *all, CUcontext gone) {
     __atomic_store_n(&each->is_leaving, 0, __ATOMIC_SEQ_CST);
   }
   pthread_mutex_unlock(&store->lock);
-}
-
-// ---- a stream's lock ----
-
-void stream_state_lock(stream_state *of, int *cancel_state) {
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel_state);
-  pthread_mutex_lock(&of->lock);
-}
-
-bool stream_state_trylock(stream_state *of, int *cancel_state) {
-  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel_state);
-  if (pthread_mutex_trylock(&of->lock) == 0) return true;
-  pthread_setcancelstate(*cancel_state, NULL);
-  return false;
-}
-
-void stream_state_unlock(stream_state *of, int cancel_state) {
-  pthread_mutex_unlock(&of->lock);
-  pthread_setcancelstate(cancel_state, NULL);
 }

@@ -74,29 +74,34 @@ static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
   return ordinal < 0 ? NO_DEVICE : ordinal;
 }
 
+static bool name_created(process *own, CUmemGenericAllocationHandle handle, uint64_t bytes,
+                         int device) {
+  uint64_t id = ++own->physical_serial;
+  record physical = {
+      .space = SPACE_PHYSICAL, .key = id, .bytes = bytes, .count = 1, .device = (int16_t)device};
+  record name = {.space = SPACE_HANDLE, .key = handle, .owner = id, .count = 1};
+  if (records_keep(&own->records, &physical) && records_keep(&own->records, &name)) return true;
+  records_take(&own->records, SPACE_PHYSICAL, id, &physical);
+  DRIVER(REAL(cuMemRelease)(handle));
+  return false;
+}
+
 static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, size_t size,
                        const CUmemAllocationProp *properties, unsigned long long flags) {
+  UNCANCELLED;
   process *own = at->own;
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
   if (!charge_acquire(own, at->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  process_lock(&own->virtual_lock);
-  CUresult result =
-      WITH_PATIENCE(own, at->device, REAL(cuMemCreate)(handle, size, properties, flags));
-  if (result == CUDA_SUCCESS) {
-    uint64_t id = ++own->physical_serial;
-    record physical = {.space = SPACE_PHYSICAL,
-                       .key = id,
-                       .bytes = bytes,
-                       .count = 1,
-                       .device = (int16_t)at->device};
-    record name = {.space = SPACE_HANDLE, .key = *handle, .owner = id, .count = 1};
-    if (!records_keep(&own->records, &physical) || !records_keep(&own->records, &name)) {
-      records_take(&own->records, SPACE_PHYSICAL, id, &physical);
-      DRIVER(REAL(cuMemRelease)(*handle));
-      result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-  }
-  process_unlock(&own->virtual_lock);
+  patience left = {0};
+  bool is_named = true;
+  CUresult result;
+  do {
+    process_lock(&own->virtual_lock);
+    result = DRIVER(REAL(cuMemCreate)(handle, size, properties, flags));
+    if (result == CUDA_SUCCESS) is_named = name_created(own, *handle, bytes, at->device);
+    process_unlock(&own->virtual_lock);
+  } while (result == CUDA_ERROR_OUT_OF_MEMORY && dead_may_be_freed(own, at->device, &left));
+  if (!is_named) result = CUDA_ERROR_OUT_OF_MEMORY;
   if (result != CUDA_SUCCESS) charge_release(own, at->device, bytes);
   return result;
 }
@@ -254,16 +259,17 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
   uint64_t key = array * UINT64_C(0x9e3779b97f4a7c15) ^ name.owner;
   record held = {.space = SPACE_SPARSE, .key = key, .owner = array, .bytes = name.owner};
   record before;
-  if (records_find(&own->records, SPACE_SPARSE, key, &before) ||
-      !records_keep(&own->records, &held))
-    return;
-  __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
+  if (records_find(&own->records, SPACE_SPARSE, key, &before)) return;
   virtual_hold(own, name.owner);
+  // Without a record it is held until the process ends.
+  if (!records_keep(&own->records, &held)) return;
+  __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
 }
 
+// Of a list that is refused the first may have been mapped.
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
   process *own = governed() ? process_state() : NULL;
-  if (result != CUDA_SUCCESS || own == NULL) return result;
+  if (list == NULL || own == NULL) return result;
   process_lock(&own->virtual_lock);
   for (unsigned i = 0; i < count; i++) note_sparse(own, &list[i]);
   process_unlock(&own->virtual_lock);
@@ -271,11 +277,13 @@ static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result
 }
 
 CUDA_WRAPPER(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
+  UNCANCELLED;
   return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync)(list, count, stream)));
 }
 
 CUDA_WRAPPER(cuMemMapArrayAsync_ptsz,
              (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
+  UNCANCELLED;
   return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync_ptsz)(list, count, stream)));
 }
 

@@ -9,13 +9,29 @@ from typing import Any
 
 import pytest
 
+from allotment.devices.simulated import machine_path
 from allotment.ledger import layout
+from allotment.model.modes import MIG
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Injection, Share
+from allotment.shares import cdi, lifecycle
+from allotment.shares.folders import StateFolder, shim_copy, simulated_copy
+from allotment.shares.mode_lives import life_of
+from allotment.shares.placing import ShareOrder
 from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30
 BURN = (sys.executable, "-m", "allotment", "burn", "-o", "json")
 PAIR = ("--simulated", "a100-80gb,h100-80gb")
+CUT = ("--simulated", "h100-80gb")
+HALVES = """\
+version: v1
+mig-configs:
+  halves: [{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}]
+"""
+TENANT = Path(__file__).with_name("mig_tenant.py")
 
 pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
 
@@ -32,14 +48,17 @@ def run_in_container(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command in a container with all shares of the folder.
 
-    As a container runtime does: the specs' mounts in the container's namespace, and of two mounts
-    on one path the later (tags.cncf.io/container-device-interface, ContainerEdits.Apply).
+    As a container runtime does: the specs' mounts in the container's namespace and their variables,
+    and of two mounts on one path, or of two values of a variable, the later
+    (tags.cncf.io/container-device-interface, ContainerEdits.Apply).
     """
     mounts: dict[str, str] = {}
+    variables: list[str] = []
     for path in sorted(specs.glob("*.json")):
         (device,) = json.loads(path.read_text())["devices"]
         for mount in device["containerEdits"]["mounts"]:
             mounts[mount["containerPath"]] = mount["hostPath"]
+        variables += device["containerEdits"].get("env", [])
     libraries = Path(mounts["/usr/lib/libcuda.so.1"]).parent
     steps = ["mount -t tmpfs none /run", "touch /etc/ld.so.preload"]
     for target, source in mounts.items():
@@ -49,7 +68,8 @@ def run_in_container(
                 "mkdir -p" if Path(source).is_dir() else f"mkdir -p {Path(target).parent} && touch"
             )
             steps += [f"{kind} {target}", f"mount --bind {source} {target}"]
-    steps.append(f"exec env LD_LIBRARY_PATH={libraries} {' '.join(command)}")
+    variables.append(f"LD_LIBRARY_PATH={libraries}")
+    steps.append(f"exec env {' '.join((*variables, *command))}")
     return subprocess.run(
         ["unshare", "--mount", "sh", "-ec", "\n".join(steps)],
         capture_output=True,
@@ -139,15 +159,54 @@ def test_two_shares_of_one_gpu_are_refused_with_the_reason(allot: Allot, tmp_pat
 
 
 def test_a_share_without_a_ledger_goes_with_no_other(allot: Allot, tmp_path: Path) -> None:
-    """Else its devices, such as a MIG slice, would be hidden. Pods alone get such modes."""
+    """Else its devices would be hidden. Pods alone get such modes."""
     create(allot, tmp_path, *PAIR, "--gpu", "a100", "--memory", "1Gi")
-    inside = tmp_path / "slice.json"
+    inside = tmp_path / "whole.json"
     (marker := tmp_path / "id").write_text("0123456789ab\n")
     mount = {"hostPath": str(marker), "containerPath": "/run/allotment/share/0123456789ab/id"}
     inside.write_text(json.dumps({"devices": [{"containerEdits": {"mounts": [mount]}}]}))
     done = run_in_container(allot, tmp_path, *BURN, "--memory", "64Mi", "--seconds", "1")
     assert done.returncode != 0
-    assert "a MIG slice (mode exclusive, timeslice or mig): it cannot be combined" in done.stderr
+    assert "whole devices (mode exclusive or timeslice): it cannot be combined" in done.stderr
+
+
+def hold_slice(allot: Allot, specs: Path, uuid: str) -> None:
+    """Make a share of all of a MIG device, and its spec: both as for a pod's container."""
+    folder = StateFolder(allot.state)
+    machine = machine_path(allot.state, CUT[1])
+
+    def publish(share: Share, directory: Path) -> None:
+        shim, preload = shim_copy(folder), directory / "ld.so.preload"
+        preload.write_text(cdi.preload_line(shim))
+        content = cdi.CdiContent(directory, shim, preload, machine, simulated_copy(folder))
+        content = life_of(MIG).equip(content, folder, share)
+        cdi.write_spec(specs / cdi.spec_name(share.id), cdi.make_spec(share, content))
+
+    request = Request(parse_memory("8000Mi"), selectors=(uuid,), mode=MIG)
+    order = ShareOrder(request, Injection.CDI, machine=machine, cdi_folder=specs)
+    door = lifecycle.FrontDoor(locked=folder.locked, publish=publish)
+    lifecycle.create(folder, order, (), door=door)
+
+
+def test_slices_of_two_shares_go_together(allot: Allot, tmp_path: Path) -> None:
+    """Each is a device of its own, and a program has one of them: the later, or what it names."""
+    specs, file = tmp_path / "cdi", tmp_path / "halves.yaml"
+    file.write_text(HALVES)
+    assert allot("mig", "apply", "-f", file, *CUT).returncode == 0
+    (gpu,) = json.loads(allot("devices", *CUT, "-o", "json").stdout)["devices"]
+    for row in gpu["mig_slices"]:
+        hold_slice(allot, specs, row["uuid"])
+    slices = {share["id"]: share["devices"][0]["uuid"] for share in shares(allot)}
+    first, second = (slices[share] for share in sorted(slices))
+    tenant = (sys.executable, str(TENANT), "8000")
+    for uuid, chosen in ((second, ()), (first, ("env", f"CUDA_VISIBLE_DEVICES={first}"))):
+        done = run_in_container(allot, specs, *chosen, *tenant)
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["cuda"]["uuid"] == uuid.removeprefix("MIG-").replace("-", "")
+        assert (said["had_mib"], said["nvml"]["count"]) == (8000, 2)
+    peaks = [share["devices"][0]["memory_peak_bytes"] for share in shares(allot)]
+    assert min(peaks) > 7 * GI, "each program was charged to the share of its slice"
 
 
 def test_a_share_of_mode_mps_goes_with_no_other(allot: Allot, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ GIB = 1 << 30
 LIMITS = {"more_than_the_device": 40 * GIB, "sets_take_turns": 3 * GIB}
 #: Compares what was moved with what was computed: who is kept from computing moves more for it.
 MEASURED = {"sets_take_turns"}
+#: AddressSanitizer takes the stack of a cancelled thread for poisoned.
+CANCELLED = {"cancelled_while_managed"}
 #: How often a measured case is taken at most.
 ROUNDS = 5
 TURNS = {"sets_take_turns", "a_suspended_set_is_on_the_host"}
@@ -61,7 +63,12 @@ def test_cases(
 
     hosts_of(build).expect_each(
         "host_oversubscribe",
-        [case for case in case_names("host_oversubscribe") if (case in MEASURED) is measured],
+        [
+            case
+            for case in case_names("host_oversubscribe")
+            if (case in MEASURED) is measured
+            and not (case in CANCELLED and build == "address,undefined")
+        ],
         make_share,
         folder=tmp_path / "cases",
         rounds=ROUNDS if measured else 1,

@@ -15,6 +15,7 @@ import pytest
 from shim_hosts import Share, ShimHosts, case_names
 
 PROGRAMS = (
+    "host_cancelled",
     "host_graphs",
     "host_lookup",
     "host_memory",

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "simulated/cuda/driver.h"
+#include "simulated/cuda/virtual.h"
 
 #define TILE_BYTES 64u
 #define TILE_ROWS 8u
@@ -169,6 +170,7 @@ size_t array_element_bytes(CUarray handle) {
 }
 
 void array_destroy_locked(array *dying) {
+  if (dying->physical != NULL) physical_drop_locked(dying->physical);
   give_memory_back(dying->base);
   object_free(dying);
 }

@@ -104,6 +104,22 @@ __attribute__((unused)) static CUcontext start_on(CUdevice ordinal) {
   return context;
 }
 
+// A process of no share keeps all of the GPU that is left.
+__attribute__((unused)) static pid_t keep_the_rest(void) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    allot_handle apart;
+    OK(allot_machine_open(&apart));
+    OK(allot_machine_attach(&apart, ALLOT_PROCESS_COMPUTE));
+    apart.machine->processes[apart.slot].gpus[0].contexts = 1;
+    EXPECT(allot_gpu_take(&apart, 0, allot_gpu_capacity(&apart, 0) - allot_gpu_used(&apart, 0)));
+    for (;;) pause();
+  }
+  while (physical(0) != allot_place_capacity(&simulation, 0)) usleep(1000);
+  return child;
+}
+
 typedef struct test_case {
   const char *name;
   void (*run)(void);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs with memory nodes: what they reserve of a device is charged when it grows, and refused
 // before it does.
+#include <pthread.h>
+
 #include "host.h"
 #include "shim/extra_abi.h"
 
@@ -233,6 +235,42 @@ static void graphs_take_turns_at_the_limit(void) {
   AGREE();
 }
 
+typedef struct launcher {
+  pthread_t thread;
+  CUcontext context;
+  CUgraphExec graph;
+} launcher;
+
+static void *launch_often(void *argument) {
+  const launcher *own = argument;
+  CUstream stream;
+  OK(cuCtxSetCurrent(own->context));
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 100; i++) {
+    CUresult result = cuGraphLaunch(own->graph, stream);
+    EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT(physical(0) <= limit_of(0));
+  }
+  OK(cuStreamSynchronize(stream));
+  return NULL;
+}
+
+static void threads_launch_at_the_limit(void) {
+  launcher launchers[3];
+  CUcontext context = start_on(0);
+  CUdeviceptr pointer;
+  for (int i = 0; i < 3; i++) {
+    launchers[i].context = context;
+    launchers[i].graph = executable(allocating_graph((uint64_t)(100 + 40 * i) * MIB));
+  }
+  while (limit_of(0) - charged(0) >= 300 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  for (int i = 0; i < 3; i++) {
+    OK(pthread_create(&launchers[i].thread, NULL, launch_often, &launchers[i]));
+  }
+  for (int i = 0; i < 3; i++) OK(pthread_join(launchers[i].thread, NULL));
+  AGREE();
+}
+
 // A graph whose memory went without a trim of the program's has it no longer in place.
 static void a_reset_takes_graphs_memory(void) {
   CUdevice device = 0;
@@ -282,6 +320,7 @@ static const test_case cases[] = {
     {"launches_are_refused", launches_are_refused},
     {"chains_need_their_peak", chains_need_their_peak},
     {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
+    {"threads_launch_at_the_limit", threads_launch_at_the_limit},
     {"a_reset_takes_graphs_memory", a_reset_takes_graphs_memory},
     {"graphs_without_memory_are_free", graphs_without_memory_are_free},
     {NULL, NULL},

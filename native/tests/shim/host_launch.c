@@ -3,11 +3,16 @@
 //
 // `host_launch run SECONDS NANOSECONDS` keeps the device as busy as it may, prints "ready", and
 // then every 100 ms how many nanoseconds of kernels it has had.
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "cancel.h"
 #include "compute_host.h"
+#include "lease.h"
 
 static CUcontext context;
 static CUfunction function;
@@ -142,6 +147,175 @@ static void a_cancelled_thread_launches_first(void) {
   OK(cuStreamSynchronize(stream));
 }
 
+static CUgraphExec graph_of_kernels;
+static CUdeviceptr filled;
+
+static void launch_kernel(void) {
+  spin(function, 20 * US, stream);
+}
+
+static void launch_graph(void) {
+  OK(cuGraphLaunch(graph_of_kernels, stream));
+}
+
+static void launch_on_devices(void) {
+  uint64_t ns = 20 * US;
+  void *parameters[] = {&ns};
+  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
+                                 .gridDimX = 1,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = 32,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .hStream = stream,
+                                 .kernelParams = parameters}};
+  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+}
+
+static void fill(void) {
+  OK(cuMemsetD8Async(filled, 1, MIB, stream));
+}
+
+// What tells others that this process has work on the GPU.
+static const uint32_t *busy_word(void) {
+  char path[2048];
+  snprintf(path, sizeof path, "%s/seat-0", getenv("ALLOTMENT_SHARE"));
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  EXPECT(descriptor >= 0);
+  const allot_leases_file *file = mmap(NULL, sizeof *file, PROT_READ, MAP_SHARED, descriptor, 0);
+  EXPECT(file != MAP_FAILED);
+  close(descriptor);
+  for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
+    if (file->heads[place].pid == getpid()) return &file->heads[place].busy;
+  }
+  FAIL("it has no place");
+}
+
+// A launch that was counted and never ended would keep the turn for ever.
+static void cancelled_at_each_place(void) {
+  static void (*const calls[])(void) = {launch_kernel, launch_graph, launch_on_devices, fill};
+  CUgraph graph;
+  begin();
+  OK(cuMemAlloc_v2(&filled, MIB));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  launch_kernel();
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&graph_of_kernels, graph, 0));
+  launch_kernel();
+  const uint32_t *busy = busy_word();
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    bool has_ended = true;
+    for (unsigned place = 1; has_ended; place++) {
+      has_ended = ends_at(place, context, calls[i]);
+      launch_kernel();
+      OK(cuStreamSynchronize(stream));
+    }
+    while (__atomic_load_n(busy, __ATOMIC_SEQ_CST) != 0) pause_ns(MS);
+  }
+}
+
+// ---- without memory ----
+
+#if !IS_SLOW
+static bool no_memory;
+
+// Stands before libc's.
+void *mmap(void *start, size_t bytes, int protection, int flags, int descriptor, off_t offset) {
+  if (no_memory && (flags & MAP_ANONYMOUS) != 0) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void *)syscall(SYS_mmap, start, bytes, protection, flags, descriptor, offset);
+}
+
+static void without_memory_nothing_is_launched(void) {
+  uint64_t ns = 5 * US;
+  void *parameters[] = {&ns};
+  begin();
+  no_memory = true;
+  GIVES(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL),
+        CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  // Streams that it cannot note.
+  no_memory = true;
+  CUresult result = CUDA_SUCCESS;
+  for (int i = 0; i < 2000 && result == CUDA_SUCCESS; i++) {
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  }
+  EXPECT_EQUAL(result, CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  OK(cuCtxSynchronize());
+}
+#endif
+
+// ---- a launch that waits for memory ----
+
+typedef struct pair {
+  int neighbour_is_ready, launches;
+  uint64_t longest_ns;
+  pid_t keeper;  // of the rest of the memory
+} pair;
+
+// Computes while the other one waits, and then sees to it that there is memory.
+static void compute_beside(pair *both) {
+  begin();
+  spin(function, 200 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  __atomic_store_n(&both->neighbour_is_ready, 1, __ATOMIC_SEQ_CST);
+  wait_for(&both->launches);
+  pause_ns(20 * MS);
+  for (int i = 0; i < 5; i++) {
+    uint64_t begun = now_ns();
+    spin(function, 200 * US, stream);
+    OK(cuStreamSynchronize(stream));
+    uint64_t took = now_ns() - begun;
+    if (took > both->longest_ns) both->longest_ns = took;
+  }
+  kill(both->keeper, SIGKILL);
+  exit(0);
+}
+
+static CUgraphExec allocating_graph(uint64_t bytes) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+      .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+      .bytesize = bytes};
+  CUgraph graph;
+  CUgraphNode node, end;
+  CUgraphExec made;
+  OK(cuGraphCreate(&graph, 0));
+  OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters));
+  OK(cuGraphAddMemFreeNode(&end, graph, &node, 1, parameters.dptr));
+  OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  return made;
+}
+
+// If it kept the turn, that would be taken from it after a second.
+static void others_compute_while_a_launch_waits_for_memory(void) {
+  pair *both = mmap(NULL, sizeof *both, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT(both != MAP_FAILED);
+  fflush(NULL);
+  pid_t neighbour = fork();
+  if (neighbour == 0) compute_beside(both);
+  wait_for(&both->neighbour_is_ready);
+  begin();
+  spin(function, 200 * US, stream);
+  CUgraphExec graph = allocating_graph(100 * MIB);
+  OK(cuStreamSynchronize(stream));
+  both->keeper = keep_the_rest();
+  __atomic_store_n(&both->launches, 1, __ATOMIC_SEQ_CST);
+  OK(cuGraphLaunch(graph, stream));
+  int status;
+  EXPECT(waitpid(neighbour, &status, 0) == neighbour && status == 0);
+  uint64_t longest = both->longest_ns;
+  if (longest > 500 * MS) FAIL("it waited for %llu ns", (unsigned long long)longest);
+  OK(cuStreamSynchronize(stream));
+}
+
 // ---- fork and exit ----
 
 static void forks_while_launching(void) {
@@ -222,6 +396,12 @@ static const test_case cases[] = {
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
+    {"cancelled_at_each_place", cancelled_at_each_place},
+    {"others_compute_while_a_launch_waits_for_memory",
+     others_compute_while_a_launch_waits_for_memory},
+#if !IS_SLOW
+    {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
+#endif
     {"a_cancelled_thread_launches_first", a_cancelled_thread_launches_first},
     {"forks_while_launching", forks_while_launching},
     {"exits_with_work_queued", exits_with_work_queued},

@@ -279,14 +279,14 @@ static void arrays_go_with_their_context(void) {
   AGREE();
 }
 
-static void sparse_arrays_hold_what_is_mapped_into_them(void) {
-  start_on(0);
+static CUarray sparse_array(void) {
   CUarray sparse;
-  CUmemGenericAllocationHandle handle;
   CUDA_ARRAY3D_DESCRIPTOR shape = {1024, 1024, 0, CU_AD_FORMAT_FLOAT, 4, CUDA_ARRAY3D_SPARSE};
   OK(cuArray3DCreate_v2(&sparse, &shape));
-  EXPECT_EQUAL(charged(0), CONTEXT);
-  OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+  return sparse;
+}
+
+static CUarrayMapInfo mapping_of(CUarray sparse, CUmemGenericAllocationHandle handle) {
   CUarrayMapInfo info = {.resourceType = CU_RESOURCE_TYPE_ARRAY,
                          .resource = {.array = sparse},
                          .subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
@@ -297,14 +297,38 @@ static void sparse_arrays_hold_what_is_mapped_into_them(void) {
   info.subresource.sparseLevel.extentWidth = 256;
   info.subresource.sparseLevel.extentHeight = 256;
   info.subresource.sparseLevel.extentDepth = 1;
-  if (cuMemMapArrayAsync(&info, 1, NULL) == CUDA_SUCCESS) {
-    OK(cuMemRelease(handle));
-    EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
-  } else {
-    OK(cuMemRelease(handle));
-  }
+  return info;
+}
+
+static void sparse_arrays_hold_what_is_mapped_into_them(void) {
+  start_on(0);
+  CUarray sparse = sparse_array();
+  CUmemGenericAllocationHandle handle;
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+  CUarrayMapInfo info = mapping_of(sparse, handle);
+  OK(cuMemMapArrayAsync(&info, 1, NULL));
+  OK(cuMemRelease(handle));
+  EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
+  AGREE();
   OK(cuArrayDestroy(sparse));
   EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void sparse_arrays_hold_what_a_refused_list_maps(void) {
+  start_on(0);
+  CUarray sparse = sparse_array(), other = sparse_array();
+  CUmemGenericAllocationHandle handle;
+  OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+  CUarrayMapInfo list[2] = {mapping_of(sparse, handle), mapping_of(other, 12345)};
+  EXPECT(cuMemMapArrayAsync(list, 2, NULL) != CUDA_SUCCESS);
+  OK(cuMemRelease(handle));
+  AGREE();
+  OK(cuArrayDestroy(sparse));
+  OK(cuArrayDestroy(other));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
 }
 
 // ---- modules ----
@@ -407,6 +431,7 @@ static const test_case cases[] = {
     {"arrays", arrays},
     {"arrays_go_with_their_context", arrays_go_with_their_context},
     {"sparse_arrays_hold_what_is_mapped_into_them", sparse_arrays_hold_what_is_mapped_into_them},
+    {"sparse_arrays_hold_what_a_refused_list_maps", sparse_arrays_hold_what_a_refused_list_maps},
     {"variables_of_modules", variables_of_modules},
     {"modules_in_files", modules_in_files},
     {"variables_of_libraries", variables_of_libraries},

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "host.h"
+#include "cancel.h"
 #include "lease.h"
 
 #define CONTEXT context_cost()
@@ -373,7 +373,33 @@ static void a_suspended_set_is_on_the_host(void) {
   EXPECT_EQUAL(movable(), 0);
 }
 
+// ---- cancelled ----
+
+static CUdeviceptr made;
+
+static void allocate(void) {
+  cuMemAlloc_v2(&made, 4 * MIB);
+}
+
+static void drop(void) {
+  cuMemFree_v2(made);
+}
+
+static void forget(void) {
+  if (made != 0) cuMemFree_v2(made);
+  made = 0;
+}
+
+static void cancelled_while_managed(void) {
+  static const cancelled_call calls[] = {{"cuMemAlloc", NULL, allocate, forget},
+                                         {"cuMemFree", allocate, drop, forget}};
+  CUcontext context = start_on(0);
+  for (int i = 0; i < 2; i++) expect_whole(&calls[i], context);
+  EXPECT_EQUAL(host_bytes(), 0);
+}
+
 static const test_case cases[] = {
+    {"cancelled_while_managed", cancelled_while_managed},
     {"plain_memory_is_managed", plain_memory_is_managed},
     {"pitched_memory_is_managed", pitched_memory_is_managed},
     {"what_cannot_move_stays", what_cannot_move_stays},

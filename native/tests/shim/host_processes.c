@@ -330,6 +330,29 @@ static void stopped_processes_block_nobody(void) {
   EXPECT_EQUAL(charged(0), context_cost());
 }
 
+// ---- another program in the same process ----
+
+static void takes_all_that_there_is(void) {
+  CUdeviceptr pointer;
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, limit_of(0) - context_cost()));
+  AGREE();
+}
+
+// The driver lists the process's number again, by the time that somebody asks.
+static void a_program_has_the_memory_of_the_one_before_it(void) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr pointer;
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, limit_of(0) / 2));
+    execl("/proc/self/exe", "host_processes", "takes_all_that_there_is", NULL);
+    _exit(9);
+  }
+  expect_child(child);
+}
+
 // ---- a driver that frees the memory of the dead some time after their end ----
 
 #define RELEASE_US 300000
@@ -442,7 +465,84 @@ static void the_driver_is_asked_again_for_stacks(void) {
   EXPECT(physical(0) > context_cost());
 }
 
+// ---- frees beside an allocation that waits for memory ----
+
+static const CUmemAllocationProp on_device = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+static CUmemGenericAllocationHandle handles[2];
+static CUdeviceptr pieces[2];
+static CUcontext contexts[2];
+
+static CUresult create_handle(int number) {
+  return cuMemCreate(&handles[number], 100 * MIB, &on_device, 0);
+}
+
+static CUresult release_handle(int number) {
+  return cuMemRelease(handles[number]);
+}
+
+static CUresult allocate_piece(int number) {
+  return cuMemAllocAsync(&pieces[number], 100 * MIB, (CUstream)0x2);
+}
+
+static CUresult free_piece(int number) {
+  OK(cuMemFreeAsync(pieces[number], NULL));
+  return cuCtxSynchronize();
+}
+
+static CUresult create_context(int number) {
+  return cuCtxCreate_v2(&contexts[number], 0, 0);
+}
+
+static CUresult destroy_context(int number) {
+  return cuCtxDestroy_v2(contexts[number]);
+}
+
+typedef struct waiting_call {
+  CUresult (*take)(int number);
+  CUcontext context;
+} waiting_call;
+
+static void *take_second(void *argument) {
+  const waiting_call *one = argument;
+  OK(cuCtxSetCurrent(one->context));
+  OK(one->take(1));
+  return NULL;
+}
+
+// What one thread frees is what the other one waits for.
+static void expect_no_wait(CUcontext context, CUresult (*take)(int), CUresult (*give)(int)) {
+  waiting_call one = {take, context};
+  pthread_t thread;
+  OK(take(0));
+  uint64_t before = allot_ledger_used(&share, 0);
+  pid_t other = keep_the_rest();
+  OK(pthread_create(&thread, NULL, take_second, &one));
+  while (allot_ledger_used(&share, 0) == before) usleep(100);
+  usleep(20000);  // it has asked the driver
+  OK(give(0));
+  OK(pthread_join(thread, NULL));
+  OK(give(1));
+  kill(other, SIGKILL);
+  waitpid(other, NULL, 0);
+  OK(cuCtxSetCurrent(context));
+}
+
+static void a_free_goes_on_beside_an_allocation_that_waits(void) {
+  CUcontext context = start_on(0);
+  expect_no_wait(context, create_handle, release_handle);
+  expect_no_wait(context, allocate_piece, free_piece);
+  expect_no_wait(context, create_context, destroy_context);
+  EXPECT_EQUAL(charged(0), context_cost());
+  AGREE();
+}
+
 static const test_case cases[] = {
+    {"takes_all_that_there_is", takes_all_that_there_is},
+    {"a_program_has_the_memory_of_the_one_before_it",
+     a_program_has_the_memory_of_the_one_before_it},
+    {"a_free_goes_on_beside_an_allocation_that_waits",
+     a_free_goes_on_beside_an_allocation_that_waits},
     {"memory_returns_when_the_driver_has_it_back", memory_returns_when_the_driver_has_it_back},
     {"the_dead_are_reported_while_they_have_memory", the_dead_are_reported_while_they_have_memory},
     {"the_driver_is_asked_again", the_driver_is_asked_again},

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "shim/records.h"
 
@@ -124,9 +125,39 @@ static void threads_do_not_meet(void) {
   assert(!records_find(&table, SPACE_BLOCK, 77, &found));
 }
 
+static bool is_full(uint64_t *in_it) {
+  for (int i = 0; i < RECORD_SHARDS; i++) {
+    const record_shard *shard = &table.shards[i];
+    if (shard->capacity == 0 || shard->used * 4 < shard->capacity * 3) continue;
+    for (size_t at = 0; at < shard->capacity; at++) {
+      if (shard->places[at].space == SPACE_BLOCK) *in_it = shard->places[at].key;
+    }
+    return true;
+  }
+  return false;
+}
+
+// Else a count that is not raised would say too early that nothing holds what is counted.
+static void what_exists_changes_without_memory(void) {
+  uint64_t key = 0, next = 1;
+  record found;
+  while (!is_full(&key)) {
+    record added = {.space = SPACE_BLOCK, .key = next++ << 21, .count = 1};
+    assert(records_keep(&table, &added));
+  }
+  struct rlimit before, none;
+  assert(getrlimit(RLIMIT_DATA, &before) == 0);
+  none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+  assert(setrlimit(RLIMIT_DATA, &none) == 0);
+  bool changed = records_change(&table, SPACE_BLOCK, key, count_up, NULL);
+  assert(setrlimit(RLIMIT_DATA, &before) == 0);
+  assert(changed && records_find(&table, SPACE_BLOCK, key, &found) && found.count == 2);
+}
+
 int main(void) {
   agrees_with_an_array();
   sweeps_take_all_of_an_owner();
   threads_do_not_meet();
+  what_exists_changes_without_memory();
   return 0;
 }
