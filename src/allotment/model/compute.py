@@ -7,6 +7,7 @@ are kept in basis points: 10000 is a whole device.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -122,6 +123,14 @@ def revised(
         after = replace(after, kind=kind)
     asked = compute is not None or weight is not None or kind is not None
     return replace(after, is_governed=before.is_governed or asked)
+
+
+def beyond(allowed: Compute, asked: Compute) -> Iterator[str]:
+    """Yield the amounts of `asked` that are more than the allowed ones, with need and have."""
+    for word in ("guarantee", "ceiling"):
+        need, have = getattr(asked, word), getattr(allowed, word)
+        if need > have:
+            yield f"{word} (need {format_percent(need)} percent, have {format_percent(have)})"
 
 
 def _basis_points(text: str, part: str) -> int:

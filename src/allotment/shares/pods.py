@@ -22,9 +22,10 @@ from typing import Any
 
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
+from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
-from allotment.model.formats import format_count, format_pids
+from allotment.model.formats import format_bytes, format_count, format_pids
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
@@ -220,6 +221,7 @@ class PodShares:
         with self._one_at_a_time, self._folder.locked():
             shares = lifecycle.recover(self._folder)
             found = lifecycle.find(self._folder, share)
+            _check_asked(found, request, policy.devices)
             change = _change_for(found, request)
             if change is not None:
                 try:
@@ -436,6 +438,29 @@ def _driver_stamps(root: Path) -> tuple[object, ...]:
         except OSError:
             stamps.append((str(path), 0))
     return tuple(stamps)
+
+
+def _check_asked(found: LoadedShare, request: Request, devices: Iterable[Device]) -> None:
+    """Raise `DoesNotFitError` for more than a pod without a placement asked for at its start.
+
+    No quota and no scheduler counted more. Its annotations may have been changed or forged since.
+    """
+    sizes = {device.uuid: device.allottable_bytes for device in devices}
+    for device in found.devices():
+        asked = device.asked
+        if asked is None:
+            continue
+        need, have = request.memory.of(sizes.get(device.uuid, 0)), asked.memory_bytes
+        memory = f"memory (need {format_bytes(need)}, have {format_bytes(have)})"
+        more = [memory] if need > have else []
+        more += beyond(Compute(asked.guarantee, asked.ceiling), request.compute)
+        if more:
+            raise DoesNotFitError(
+                f"{device.uuid} ({device.name}): more than its pod asked for at its start:"
+                f" {'; '.join(more)}",
+                hint="growth needs Allotment's scheduler, which has not placed this pod: create the"
+                " pod again with the new request",
+            )
 
 
 def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:

@@ -87,6 +87,7 @@ def again(share: Share, owner: Owner) -> ShareOrder:
     """
     first = share.devices[0] if share.devices else None
     size = first.memory_bytes if first else 0
+    asked = first.asked if first else None
     uuids = tuple(each.uuid for each in share.devices)
     return ShareOrder(
         id=share.id,
@@ -97,6 +98,12 @@ def again(share: Share, owner: Owner) -> ShareOrder:
             compute=first.compute if first else Compute(),
             may_oversubscribe=bool(first and first.is_oversubscribed),
             mode=share.mode,
+        ),
+        asked=None
+        if asked is None
+        else Request(
+            MemoryAmount(f"{asked.memory_bytes}", size_bytes=asked.memory_bytes),
+            compute=Compute(asked.guarantee, asked.ceiling),
         ),
         devices=uuids,
         candidates=uuids,
@@ -205,6 +212,7 @@ def _of_parts(
             request=in_modes(request, (mode,)),
             devices=ask.devices,
             slices=ask.slices,
+            asked=None if ask.devices else ask.own,
             candidates=offer.in_mode(mode),
             injection=entry.injection,
         )

@@ -19,7 +19,7 @@ from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, MisplacedError, StateError, UsageError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.requests import Constraints
-from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.shares import Amounts, Injection, Share, ShareDevice, ShareId
 from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
@@ -82,6 +82,7 @@ def test_parts_of_any_soft_device() -> None:
     assert found.request.compute == Compute(3000, 3000, is_governed=True)
     assert found.devices == ()
     assert found.candidates == ("GPU-a", "GPU-b")
+    assert found.asked == found.request
     assert found.injection is Injection.CDI
     assert found.owner is not None
     assert str(found.owner) == "team/train/main"
@@ -96,6 +97,7 @@ def test_a_schedulers_choice_is_followed() -> None:
     placement = '{"version": 1, "containers": {"main": {"devices": ["GPU-b"]}}}'
     found = order({GPU_SHARE: 1}, "share::3", annotations={"allotment.dev/placement": placement})
     assert found.devices == ("GPU-b",)
+    assert found.asked is None  # the scheduler decides what it may have later
 
 
 def test_a_whole_gpu() -> None:
@@ -273,7 +275,15 @@ def test_what_is_there_is_ordered_as_it_is() -> None:
         name="team/train/main",
         created=0.0,
         mode="soft",
-        devices=(ShareDevice("GPU-b", "T4", 4 * GI, compute=Compute(3000, is_governed=True)),),
+        devices=(
+            ShareDevice(
+                "GPU-b",
+                "T4",
+                4 * GI,
+                compute=Compute(3000, is_governed=True),
+                asked=Amounts(5 * GI, 4000, 8000),
+            ),
+        ),
         injection=Injection.MOUNTS,
         owner=found.owner,
     )
@@ -283,5 +293,8 @@ def test_what_is_there_is_ordered_as_it_is() -> None:
     assert repeated.devices == ("GPU-b",)
     assert repeated.request.memory.size_bytes == 4 * GI
     assert repeated.request.compute.guarantee == 3000
+    assert repeated.asked is not None
+    assert repeated.asked.memory.size_bytes == 5 * GI
+    assert repeated.asked.compute == Compute(4000, 8000)
     assert repeated.injection is Injection.MOUNTS
     assert describe(share) == "share 1234: 4Gi and 30 to 100 % of compute of GPU-b (T4), mode soft"
