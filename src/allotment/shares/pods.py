@@ -227,7 +227,7 @@ class PodShares:
                 try:
                     change_limits(self._folder, found, change, policy.devices, shares=shares)
                 except LimitBelowUseError as error:
-                    error.hint = "free memory in its programs, or ask for more: the agent retries"
+                    error.hint = error.hint_for_pod()
                     raise
             present = self._bookings.get(share)
             if present is None or present.share is None:
