@@ -223,12 +223,11 @@ class PodShares:
             found = lifecycle.find(self._folder, share)
             _check_asked(found, request, policy.devices)
             change = _change_for(found, request)
-            if change is not None:
-                try:
-                    change_limits(self._folder, found, change, policy.devices, shares=shares)
-                except LimitBelowUseError as error:
-                    error.hint = error.hint_for_pod()
-                    raise
+            try:
+                change_limits(self._folder, found, change, policy.devices, shares=shares)
+            except LimitBelowUseError as error:
+                error.hint = error.hint_for_pod()
+                raise
             present = self._bookings.get(share)
             if present is None or present.share is None:
                 raise StateError(f"share {share} was removed meanwhile")
@@ -463,17 +462,14 @@ def _check_asked(found: LoadedShare, request: Request, devices: Iterable[Device]
             )
 
 
-def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:
-    """Return what a request changes. None: nothing, of a share without a ledger."""
-    devices = found.devices()
+def _change_for(found: LoadedShare, request: Request) -> LimitChange:
+    """Return what a request changes."""
     asked = request.compute
-    is_same = all(replace(each.compute, is_governed=asked.is_governed) == asked for each in devices)
-    compute = None if is_same else asked
-    memory = request.memory
-    if compute is None:
-        is_same = all(memory.size_bytes == each.memory_bytes for each in devices)
-        return None if is_same and found.ledger is None else LimitChange(memory)
-    return LimitChange(memory, compute, compute.weight, compute.kind)
+    if all(
+        replace(each.compute, is_governed=asked.is_governed) == asked for each in found.devices()
+    ):
+        return LimitChange(request.memory)
+    return LimitChange(request.memory, asked, asked.weight, asked.kind)
 
 
 def _is_same(one: Owner, other: Owner) -> bool:
