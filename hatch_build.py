@@ -45,5 +45,8 @@ class NativeLibraries(BuildHookInterface):  # type: ignore[type-arg]
             for path in build_native.build(arch, into, force=True):
                 inside = Path("allotment") / "_native" / path.relative_to(into)
                 build_data["force_include"][str(path)] = str(inside)
+        # `allot doctor` compares a cluster's policies with them.
+        manifests = Path(self.root) / "deploy" / "manifests"
+        build_data["force_include"][str(manifests)] = "allotment/_manifests"
         build_data["pure_python"] = False
         build_data["tag"] = TAG

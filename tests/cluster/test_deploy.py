@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from stories import GIB, NVIDIA, NodeAgent, burn, burnt, part, wait_taken_on
+from reviewing import tried
+from stories import GIB, NVIDIA, NodeAgent, burn, burnt, on, part, wait_taken_on
 from testbed.api import Api as Admin
+from testbed.api import ApiError
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX, TOOLS
 from testbed.pods import Pods, container, pod
@@ -24,6 +26,7 @@ from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import DeniedError
 
 NAMESPACE = "allotment-system"
+DEFAULT_PODS = "/api/v1/namespaces/default/pods"
 DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
 POLICY = (
     "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/allotment-agent-own-node"
@@ -41,8 +44,18 @@ def root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unguarded(cluster: Cluster) -> Iterator[None]:
+    """Takes the policies away at the end: other tests write placements as no user may."""
+    yield
+    kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings"
+    cluster.kubectl_run("delete", kinds, "--selector", "app.kubernetes.io/name=allotment")
+    body = pod("probe", container(["true"]), annotations=on("GPU-1"))
+    wait_until(lambda: tried(cluster.api, DEFAULT_PODS, body) == "", "the end of the policies")
+
+
 def remove(cluster: Cluster) -> None:
-    """Takes the DaemonSet and its pods away; roles and policy disturb nobody."""
+    """Takes the DaemonSet and its pods away; roles and policies disturb no test here."""
     api = cluster.api
     api.delete(f"{DAEMON_SETS}/allotment-agent", propagationPolicy="Foreground")
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -310,6 +323,7 @@ def test_the_agent_becomes_ready_and_gives_shares_with_the_rights_that_it_has(
         limits = part("4Gi", compute=25)
         pods.create(pod("quarter", container(burn("5Gi"), limits=limits)))
         assert burnt(pods, "quarter").total_bytes == 4 * GIB
+        no_annotation_gets_it_more(api, pods, "quarter")
         figures = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:9446/proxy/metrics"
         wait_until(
             lambda: 'allotment_agent_shares_made_total{mode="soft"} 1.0' in api.text(figures),
@@ -320,6 +334,34 @@ def test_the_agent_becomes_ready_and_gives_shares_with_the_rights_that_it_has(
     finally:
         api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})
     assert agents.restarts(name, "agent") == 0
+
+
+def no_annotation_gets_it_more(api: Admin, pods: Pods, name: str) -> None:
+    """Of a pod that no scheduler has placed, on a node with an agent alone."""
+    place = f"/api/v1/namespaces/{pods.namespace}/pods"
+    forged = pod("forged", container(["true"]), annotations=on("GPU-1"))
+    for path, body in ((place, forged), (f"{place}/{name}/binding", binding(name))):
+        wait_until(
+            lambda: "only Allotment's scheduler writes" in tried(api, path, body),  # noqa: B023
+            "the policy",
+        )
+    for change, why in (
+        (on("GPU-1"), "of a pod cannot change"),
+        ({"allotment.dev/class": "latency"}, "except allotment.dev/resize"),
+        ({"allotment.dev/compute": "25:100"}, "except allotment.dev/resize"),
+    ):
+        for path in (f"{place}/{name}", f"{place}/{name}/status"):
+            with pytest.raises(ApiError, match=why):
+                api.patch(path, {"metadata": {"annotations": change}})
+    smaller = {"allotment.dev/resize": "memory:2Gi", "example.com/note": "x"}
+    api.patch(f"{place}/{name}", {"metadata": {"annotations": smaller}})
+
+
+def binding(name: str) -> Document:
+    """Of a user who may bind pods, with a placement."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+    metadata = {"name": name, "annotations": on("GPU-1")}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
 
 
 def test_an_upgrade_while_pods_arrive_fails_none(

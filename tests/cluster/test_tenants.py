@@ -107,10 +107,12 @@ def test_no_pod_gets_the_state_folder_where_the_policy_is(
         wait_until(lambda: is_refused("/run"), "the policy")
         assert [each for each in reaching if not is_refused(each)] == []
         assert [each for each in others if is_refused(each)] == []
-        assert "refused by the policy allotment-state-folder" in doctor(node)
+        assert "guarded by allotment-state-folder, as in this version" in doctor(node)
         warns = {"spec": {"validationActions": ["Warn"]}}
         api.patch(f"{ADMISSION}/validatingadmissionpolicybindings/allotment-state-folder", warns)
-        assert "its binding does not deny" in doctor(node)
+        told = doctor(node)
+        assert "the binding of allotment-state-folder differs" in told
+        assert "in validationActions" in told
         api.patch(f"/api/v1/namespaces/{pods.namespace}", {"metadata": {"labels": labels}})
         wait_until(lambda: not is_refused("/run"), "the exemption")
     finally:

@@ -167,6 +167,53 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
     admin.patch(f"{own}/status", {"status": {"message": "a kubelet's business"}})
 
 
+def test_the_scheduler_s_token_changes_its_own_keys_alone(
+    control_plane: Cluster, place: str
+) -> None:
+    """Whoever has it can still bind pods, and move the placements of those that have one."""
+    admin, own = control_plane.api, f"{place}/a"
+    admin.post(place, pod("a", container(["true"]), annotations={"example.com/note": "x"}))
+    record = {"hami.io/vgpu-node": "nowhere"}
+    noted, labelled = binding("a", placement="{}"), binding("a", placement="{}")
+    noted["metadata"]["annotations"]["example.com/note"] = "y"
+    labelled["metadata"]["labels"] = {"app": "y"}
+    with as_scheduler(control_plane) as scheduler:
+        wait_until(
+            lambda: "its own annotations alone" in tried(scheduler, f"{own}/binding", noted),
+            "the policy",
+        )
+        assert "may not write labels" in tried(scheduler, f"{own}/binding", labelled)
+        forbidden: list[tuple[Document, str]] = [
+            ({"status": {"phase": "Failed"}}, "status, labels or finalizers"),
+            ({"status": {"message": "y"}}, "status, labels or finalizers"),
+            ({"metadata": {"labels": {"app": "y"}}}, "status, labels or finalizers"),
+            ({"metadata": {"finalizers": ["example.com/x"]}}, "status, labels or finalizers"),
+            ({"metadata": {"annotations": {"example.com/note": "y"}}}, "placement alone"),
+            ({"metadata": {"annotations": {"example.com/note": None}}}, "placement alone"),
+            ({"metadata": {"annotations": {"allotment.dev/class": "latency"}}}, "placement alone"),
+            # Before its bind a pod has none.
+            ({"metadata": {"annotations": {"allotment.dev/placement": "{}"}}}, "placement alone"),
+        ]
+        for change, why in forbidden:
+            with pytest.raises(ApiError, match=why) as caught:
+                scheduler.patch(f"{own}/status", change)
+            assert caught.value.status == 403
+        bound = binding("a", placement="{}")
+        bound["metadata"]["annotations"] |= record
+        scheduler.post(f"{own}/binding", bound)
+        again = {"metadata": {"annotations": {"allotment.dev/placement": '{"again": true}'}}}
+        scheduler.patch(f"{own}/status", again)
+        gone = {"metadata": {"annotations": {"allotment.dev/placement": None}}}
+        with pytest.raises(ApiError, match="placement alone"):
+            scheduler.patch(f"{own}/status", gone)
+    annotations = admin.get(own)["metadata"]["annotations"]
+    assert annotations == {
+        "allotment.dev/placement": '{"again": true}',
+        "example.com/note": "x",
+        **record,
+    }
+
+
 def test_the_manifest_and_the_command_fit_together(control_plane: Cluster, place: str) -> None:
     """`allot scheduler` with the account's own rights, reached by the manifest's own Service.
 

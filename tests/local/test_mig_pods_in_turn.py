@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One slice for containers of a pod that are never in use at once, as a scheduler placed them."""
+"""Pods with several containers: one slice for those that run in turn, and a slice beside a part."""
 
 from __future__ import annotations
 
@@ -69,3 +69,42 @@ async def run_through(node: Node, pod: PodTwin) -> None:
             assert seen["visible"] == node.look(1).instances[0].uuid
             node.kubelet.finish(pod, container, for_good=True)
             node.hear()
+
+
+def test_a_resize_is_done_where_another_container_has_a_slice(
+    tmp_path: Path, native_dir: Path
+) -> None:
+    """The slice has more than its container asks for, and nobody asks for a change of it."""
+    assert native_dir.is_dir()
+    node = Node(tmp_path, "[{modes: [soft, mig]}]")
+
+    async def story() -> None:
+        written = {"allotment.dev/mode": "cut=mig;main=soft"}
+        cut, main = replace(asking("cut"), memory=8), replace(asking(), memory=6)
+        pod = node.admit("1", cut, main, annotations=written)
+        assert await node.start(pod, 0) == ""
+        assert await node.start(pod, 1) == ""
+        assert {each.mode for each in node.tenants.shares} == {"mig", "soft"}
+
+        def resize(text: str) -> None:
+            pod.annotations = {**written, "allotment.dev/resize": text}
+            node.pods.hear(pod.uid, pod.seen())
+
+        def refusals() -> list[str]:
+            return [text for _, reason, text in node.reports.events if reason == "ResizeRefused"]
+
+        def memory(name: str) -> int:
+            owned = {each.owner.container: each for each in node.tenants.shares if each.owner}
+            return owned[name].devices[0].memory_bytes
+
+        slice_bytes = memory("cut")
+        resize("main=memory:2Gi,class:latency")
+        await node.until(lambda: memory("main") == 2 << 30, "the soft container is resized")
+        await node.tenants.look()
+        assert refusals() == []
+        assert memory("cut") == slice_bytes > 8 << 30
+        resize("cut=memory:4Gi;main=memory:2Gi")
+        await node.until(refusals, "the refusal of the other container")
+        assert "share team/pod-1/cut is of mode mig" in refusals()[0]
+
+    tell(node, story)

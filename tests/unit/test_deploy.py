@@ -106,6 +106,8 @@ def test_names_are_the_same_everywhere(
         assert binding["roleRef"]["kind"] == kind.removesuffix("Binding")
     policies = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicy"]
     for policy in policies:
+        if policy["metadata"]["labels"]["app.kubernetes.io/component"] != "agent":
+            continue  # generated: `test_keys.py`
         (condition,) = policy["spec"]["matchConditions"]
         assert f"'system:serviceaccount:{namespace}:{account['name']}'" in condition["expression"]
     bindings = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicyBinding"]
@@ -317,6 +319,39 @@ def test_the_leader_s_service_leads_where_the_leader_writes(
         # kubectl apply leaves what it does not name.
         assert not {"endpoints", "ports"} & each.keys()
     assert not slices
+
+
+def test_the_manifests_agree_on_what_is_in_both(
+    documents: list[Document], scheduling: dict[tuple[str, str], Document]
+) -> None:
+    """Where only agents run, the same policies guard pods; kubectl applies both, in any order."""
+    both = {
+        key: document
+        for document in documents
+        if (key := (document["kind"], document["metadata"]["name"])) in scheduling
+    }
+    assert both == {key: scheduling[key] for key in both}
+    assert {name for kind, name in both if kind == "ValidatingAdmissionPolicy"} == {
+        "allotment-placements",
+        "allotment-bindings",
+    }
+    assert len(both) == 4  # with their bindings
+
+
+def test_doctor_in_the_agent_s_pod_may_read_all_policies(
+    root: Path, documents: list[Document], scheduling: dict[tuple[str, str], Document]
+) -> None:
+    text = (root / "deploy" / "manifests" / "state-folder.yaml").read_text("utf-8")
+    there = [*documents, *scheduling.values(), *yaml.safe_load_all(text)]
+    policies = {
+        each["metadata"]["name"] for each in there if each["kind"] == "ValidatingAdmissionPolicy"
+    }
+    (rule,) = (
+        rule
+        for rule in one(documents, "ClusterRole")["rules"]
+        if "validatingadmissionpolicies" in rule["resources"]
+    )
+    assert (set(rule["resourceNames"]), rule["verbs"]) == (policies, ["get"])
 
 
 def test_both_look_away_from_the_same_namespaces(

@@ -132,6 +132,17 @@ def test_wheel_carries_every_library_once(wheel: Path) -> None:
     )
 
 
+def test_wheel_has_the_manifests_that_doctor_compares_with(wheel: Path, root: Path) -> None:
+    folder = root / "deploy" / "manifests"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            Path(name).name: archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("allotment/_manifests/")
+        }
+    assert packed == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.thorough
 def test_wheel_is_the_same_when_built_again(wheel: Path, root: Path, tmp_path: Path) -> None:
     again = build_wheel(root, tmp_path)

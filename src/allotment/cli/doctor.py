@@ -8,11 +8,13 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -421,56 +423,148 @@ def _containers() -> Iterator[Finding]:
     yield Finding("containers", CheckResult.OK, f"{', '.join(runtimes)}; CDI folders: {where}")
 
 
-_POLICY = "allotment-state-folder"
-_POLICY_FIX = (
-    "kubectl apply -f deploy/manifests/state-folder.yaml, or enforce the Pod Security Standard"
-    " `baseline`"
-)
+_Spec = Mapping[str, Any]
+_Specs = dict[str, _Spec]
+"""By resource and name."""
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_KINDS = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    """A manifest of this version, for the policies in it."""
+
+    file: str
+    check: str
+    risk: str
+    """Without them."""
+    fix: str
+    is_optional: bool = False
+    """A cluster may be without it."""
+
+
+_MANIFESTS = (
+    _Manifest(
+        file="state-folder.yaml",
+        check="pods' host paths",
+        risk="a pod with hostPath can change every limit of its node",
+        fix="kubectl apply -f deploy/manifests/state-folder.yaml, or enforce the Pod Security"
+        " Standard `baseline`",
+    ),
+    _Manifest(
+        file="agent.yaml",
+        check="pods' placements",
+        risk="users can forge the GPUs of a pod or change the request of a running one, or an agent"
+        " can change other nodes",
+        fix="kubectl apply -f deploy/manifests/agent.yaml",
+    ),
+    _Manifest(
+        file="scheduler.yaml",
+        check="the scheduler's policies",
+        risk="pods can evade the webhook, or the scheduler can change more of a pod than its"
+        " annotations",
+        fix="kubectl apply -f deploy/manifests/scheduler.yaml; with your own dialects: allot"
+        " scheduler --dialects FILE --print-manifests | kubectl apply -f -",
+        is_optional=True,
+    ),
+)
 
 
 def _cluster() -> Iterator[Finding]:
-    """Check whether pods can reach the state folder, where there is a cluster to ask."""
+    """Compare the cluster's admission policies with those of this version."""
     path = usual_kubeconfig()
     if path is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
         return
-    name = "pods' host paths"
     try:
-        from allotment.kube.clients import connect
+        from allotment.kube.clients import Api, connect
         from allotment.kube.errors import ObjectMissingError
     except ImportError:
         return  # installed without the parts for Kubernetes
-    where = ""
+    shipped = {each.file: _specs_in(each.file) for each in _MANIFESTS}
 
-    async def get_binding() -> bytes:
-        nonlocal where
+    async def spec_at(api: Api, name: str) -> _Spec | None:
+        try:
+            body = await api.get(f"{_ADMISSION}/{name}", asked=f"get {name}")
+        except ObjectMissingError:
+            return None
+        return dict(json.loads(body)["spec"])
+
+    async def read() -> tuple[str, dict[str, _Spec | None]]:
+        names = list(dict.fromkeys(chain.from_iterable(shipped.values())))
         async with connect(path) as api:
-            # A kubeconfig may be of a cluster that has nothing to do with this machine.
-            where = f" in the cluster {api.server}"
-            asked = f"get the policy {_POLICY}"
-            await api.get(f"{_ADMISSION}/validatingadmissionpolicies/{_POLICY}", asked=asked)
-            return await api.get(
-                f"{_ADMISSION}/validatingadmissionpolicybindings/{_POLICY}", asked=asked
-            )
+            specs = await asyncio.gather(*(spec_at(api, name) for name in names))
+            return api.server, dict(zip(names, specs, strict=True))
 
     try:
-        spec = json.loads(asyncio.run(get_binding()))["spec"]
-    except ObjectMissingError:
-        yield Finding(
-            name,
-            CheckResult.NOTE,
-            f"no policy {_POLICY}{where}: a pod with hostPath can change every limit of its node",
-            _POLICY_FIX,
-        )
+        server, found = asyncio.run(read())
     except AllotError as error:
-        yield Finding(name, CheckResult.NOTE, error.message, error.hint or "")
-    else:
-        if spec["policyName"] == _POLICY and "Deny" in spec["validationActions"]:
-            yield Finding(name, CheckResult.OK, f"refused by the policy {_POLICY}{where}")
-            return
-        yield Finding(
-            name,
-            CheckResult.NOTE,
-            f"the policy {_POLICY}{where} refuses nothing: its binding does not deny",
-            _POLICY_FIX,
+        yield Finding("admission policies", CheckResult.NOTE, error.message, error.hint or "")
+        return
+    # A kubeconfig may be of a cluster that has nothing to do with this machine.
+    yield from _compared(shipped, found, where=f" in the cluster {server}")
+
+
+def _compared(
+    shipped: Mapping[str, _Specs], found: Mapping[str, _Spec | None], *, where: str
+) -> Iterator[Finding]:
+    for manifest in _MANIFESTS:
+        specs = shipped[manifest.file]
+        if manifest.is_optional:  # the other policies in it are agent.yaml's, too
+            specs = {name: specs[name] for name in specs.keys() - shipped["agent.yaml"].keys()}
+            if not any(found[name] for name in specs):
+                continue
+        problems = dict.fromkeys(
+            problem
+            for name, spec in sorted(specs.items())
+            if (problem := _problem(name, spec, found[name]))
         )
+        if problems:
+            detail = f"{'; '.join(problems)}{where}: {manifest.risk}"
+            yield Finding(manifest.check, CheckResult.NOTE, detail, manifest.fix)
+        else:
+            names = ", ".join(sorted({name.partition("/")[2] for name in specs}))
+            detail = f"guarded by {names}, as in this version{where}"
+            yield Finding(manifest.check, CheckResult.OK, detail)
+
+
+def _specs_in(file: str) -> _Specs:
+    """Return the specs of a manifest's policies and bindings, by resource and name."""
+    import yaml
+
+    package = Path(__file__).resolve().parents[1]
+    folder = package / "_manifests"  # in a wheel
+    if not folder.is_dir():
+        folder = package.parents[1] / "deploy" / "manifests"
+    return {
+        f"{_KINDS[each['kind']]}/{each['metadata']['name']}": each["spec"]
+        for each in yaml.safe_load_all((folder / file).read_text("utf-8"))
+        if each["kind"] in _KINDS
+    }
+
+
+def _problem(name: str, shipped: _Spec, found: _Spec | None) -> str:
+    """Say whether a policy or binding is missing, or how it differs; empty: it is the same."""
+    resource, _, policy = name.partition("/")
+    if found is None:
+        return f"no policy {policy}"
+    expected, present = _with_defaults(shipped), _with_defaults(found)
+    differing = sorted(
+        key for key in expected.keys() | present.keys() if expected.get(key) != present.get(key)
+    )
+    what = "the policy" if resource == _KINDS["ValidatingAdmissionPolicy"] else "the binding of"
+    text = f"{what} {policy} differs from this version's in {', '.join(differing)}"
+    return text if differing else ""
+
+
+def _with_defaults(spec: _Spec) -> _Spec:
+    """Add what the API server adds (pkg/apis/admissionregistration/v1/defaults.go, v1.36)."""
+    match = spec.get("matchConstraints")
+    if match is None:
+        return spec  # a binding
+    rules = [{"scope": "*", **rule} for rule in match.get("resourceRules") or ()]
+    selectors: dict[str, Any] = {"namespaceSelector": {}, "objectSelector": {}}
+    match = {"matchPolicy": "Equivalent", **selectors, **match, "resourceRules": rules}
+    return {"failurePolicy": "Fail", **spec, "matchConstraints": match}

@@ -7,6 +7,7 @@ are kept in basis points: 10000 is a whole device.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -147,6 +148,14 @@ def lesser(one: Compute, other: Compute) -> Compute:
         max(one.kind, other.kind, key=_BY_URGENCY.index),
         is_governed=one.is_governed or other.is_governed,
     )
+
+
+def beyond(allowed: Compute, asked: Compute) -> Iterator[str]:
+    """Yield the amounts of `asked` that are more than the allowed ones, with need and have."""
+    for word in ("guarantee", "ceiling"):
+        need, have = getattr(asked, word), getattr(allowed, word)
+        if need > have:
+            yield f"{word} (need {format_percent(need)} percent, have {format_percent(have)})"
 
 
 def _basis_points(text: str, part: str) -> int:

@@ -139,6 +139,7 @@ class LimitBelowUseError(BusyError):
     def __init__(self, *, need: int, have: int, has_leaving: bool = False) -> None:
         self.need = need
         self.have = have
+        self.has_leaving = has_leaving
         super().__init__(
             f"{format_bytes(need)} ({need} bytes) in use, more than the new limit of "
             f"{format_bytes(have)}",
@@ -150,6 +151,15 @@ class LimitBelowUseError(BusyError):
                 "until usage fits the limit"
             ),
         )
+
+    def hint_for_pod(self) -> str:
+        """Return the next step for a pod, which has no `--force`, and whose agent retries."""
+        if self.has_leaving:
+            return (
+                "wait: the driver frees memory of ended programs within seconds; the agent retries"
+            )
+        mib = -(-self.need // (1 << 20))
+        return f"free memory in its programs: the agent retries; or ask for memory:{mib}Mi or more"
 
 
 class PrerequisiteError(AllotError):

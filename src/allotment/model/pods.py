@@ -108,6 +108,8 @@ class ContainerAsk:
     count: int
     request: Request | None
     """None: the kubelet's ids name the devices, and the mode sets the part of each."""
+    own: Request | None = None
+    """The same without `allotment.dev/resize` and placement."""
     mode: str | None = None
     """None: the device's own."""
     devices: tuple[str, ...] = ()

@@ -37,6 +37,15 @@ class Excess(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Amounts:
+    """Amounts of a device: bytes, and basis points of its time."""
+
+    memory_bytes: int
+    guarantee: int
+    ceiling: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareDevice:
     """A device of a share, and the share's part of it."""
 
@@ -56,6 +65,9 @@ class ShareDevice:
     """The limit at the start of its programs, if `allot resize` has changed it since."""
     most_bytes: int | None = None
     """The use that `allot resize --force` found and left above the limit, if any."""
+    asked: Amounts | None = None
+    """What its pod asked for at its start, if no scheduler placed it: it never gets more, whatever
+    its annotations say later. None: only the device limits it."""
 
     @property
     def driver_uuid(self) -> str:

@@ -26,8 +26,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes, format_count, format_pids, meant
 from allotment.model.placements import Placed, Placement
-from allotment.model.requests import Request
-from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.model.shares import Amounts, Injection, Share, ShareDevice
 from allotment.modes import mode_named, turns
 from allotment.shares.booking import Booking, allotted, apply_guarantees, booked, states_of
 from allotment.shares.failpoints import failpoint
@@ -183,7 +182,7 @@ def _build(
         name=str(order.owner) if order.owner else order.name or share_id,
         created=time.time(),
         mode=order.request.mode,
-        devices=tuple(_booked(placed, order.request) for placed in placement.devices),
+        devices=tuple(_booked(placed, order) for placed in placement.devices),
         injection=order.injection,
         machine=str(order.machine) if order.machine else None,
         spec=order.spec,
@@ -232,8 +231,10 @@ def _described(share: Share) -> str:
     return f"{', '.join(parts)}, mode {share.mode}"
 
 
-def _booked(placed: Placed, request: Request) -> ShareDevice:
+def _booked(placed: Placed, order: ShareOrder) -> ShareDevice:
     origin = placed.device.slice_of
+    request, asked = order.request, order.asked
+    size = placed.device.allottable_bytes
     return ShareDevice(
         placed.device.uuid,
         placed.device.name,
@@ -242,6 +243,9 @@ def _booked(placed: Placed, request: Request) -> ShareDevice:
         is_oversubscribed=request.may_oversubscribe,
         gpu=origin.gpu if origin else "",
         profile=origin.profile if origin else "",
+        asked=None
+        if asked is None
+        else Amounts(asked.memory.of(size), asked.compute.guarantee, asked.compute.ceiling),
     )
 
 

@@ -96,6 +96,8 @@ class ShareOrder:
     """UUIDs that this mode may use; None: any device."""
     slices: tuple[MigPlace, ...] = ()
     """In mode mig, the slice of each of `devices` that a scheduler chose."""
+    asked: Request | None = None
+    """Of a container that no scheduler placed: it never gets more (`ShareDevice.asked`)."""
     mig: MigTerms = field(default_factory=MigTerms)
     otherwise: "tuple[ShareOrder, ...]" = ()
     """The same share in other modes, tried in this order. If only the mode differs,

@@ -22,9 +22,10 @@ from typing import Any
 
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
+from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
-from allotment.model.formats import format_count, format_pids
+from allotment.model.formats import format_bytes, format_count, format_pids
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
@@ -220,13 +221,13 @@ class PodShares:
         with self._one_at_a_time, self._folder.locked():
             shares = lifecycle.recover(self._folder)
             found = lifecycle.find(self._folder, share)
+            _check_asked(found, request, policy.devices)
             change = _change_for(found, request)
-            if change is not None:
-                try:
-                    change_limits(self._folder, found, change, policy.devices, shares=shares)
-                except LimitBelowUseError as error:
-                    error.hint = "free memory in its programs, or ask for more: the agent retries"
-                    raise
+            try:
+                change_limits(self._folder, found, change, policy.devices, shares=shares)
+            except LimitBelowUseError as error:
+                error.hint = error.hint_for_pod()
+                raise
             present = self._bookings.get(share)
             if present is None or present.share is None:
                 raise StateError(f"share {share} was removed meanwhile")
@@ -439,17 +440,37 @@ def _driver_stamps(root: Path) -> tuple[object, ...]:
     return tuple(stamps)
 
 
-def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:
-    """Return what a request changes. None: nothing, of a share without a ledger."""
-    devices = found.devices()
+def _check_asked(found: LoadedShare, request: Request, devices: Iterable[Device]) -> None:
+    """Raise `DoesNotFitError` for more than a pod without a placement asked for at its start.
+
+    No quota and no scheduler counted more. Its annotations may have been changed or forged since.
+    """
+    sizes = {device.uuid: device.allottable_bytes for device in devices}
+    for device in found.devices():
+        asked = device.asked
+        if asked is None:
+            continue
+        need, have = request.memory.of(sizes.get(device.uuid, 0)), asked.memory_bytes
+        memory = f"memory (need {format_bytes(need)}, have {format_bytes(have)})"
+        more = [memory] if need > have else []
+        more += beyond(Compute(asked.guarantee, asked.ceiling), request.compute)
+        if more:
+            raise DoesNotFitError(
+                f"{device.uuid} ({device.name}): more than its pod asked for at its start:"
+                f" {'; '.join(more)}",
+                hint="growth needs Allotment's scheduler, which has not placed this pod: create the"
+                " pod again with the new request",
+            )
+
+
+def _change_for(found: LoadedShare, request: Request) -> LimitChange:
+    """Return what a request changes."""
     asked = request.compute
-    is_same = all(replace(each.compute, is_governed=asked.is_governed) == asked for each in devices)
-    compute = None if is_same else asked
-    memory = request.memory
-    if compute is None:
-        is_same = all(memory.size_bytes == each.memory_bytes for each in devices)
-        return None if is_same and found.ledger is None else LimitChange(memory)
-    return LimitChange(memory, compute, compute.weight, compute.kind)
+    if all(
+        replace(each.compute, is_governed=asked.is_governed) == asked for each in found.devices()
+    ):
+        return LimitChange(request.memory)
+    return LimitChange(request.memory, asked, asked.weight, asked.kind)
 
 
 def _is_same(one: Owner, other: Owner) -> bool:

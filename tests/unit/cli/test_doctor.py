@@ -1,40 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot doctor` says of a cluster's policy against pods that mount the state folder."""
+"""What `allot doctor` says of a cluster's admission policies."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from allotment.cli import doctor
 from allotment.kube.errors import ObjectMissingError
 
-POLICY = "allotment-state-folder"
+Specs = dict[str, dict[str, Any]]
+STATE = "allotment-state-folder"
+PLACEMENTS = "allotment-placements"
+KINDS = {"ValidatingAdmissionPolicy": "policies", "ValidatingAdmissionPolicyBinding": "bindings"}
 
 
-@pytest.mark.parametrize(
-    ("missing", "spec", "outcome", "text"),
-    [
-        ("", {}, "ok", "refused by the policy"),
-        ("", {"validationActions": ["Warn", "Audit"]}, "note", "refuses nothing"),
-        ("", {"policyName": "other"}, "note", "refuses nothing"),
-        ("policies", {}, "note", "no policy"),
-        ("policybindings", {}, "note", "no policy"),
-    ],
-)
-def test_a_policy_counts_if_it_is_there_and_denies(
-    monkeypatch: pytest.MonkeyPatch, missing: str, spec: dict[str, Any], outcome: str, text: str
-) -> None:
+@pytest.fixture(scope="module")
+def installed(root: Path) -> Specs:
+    """The specs of all policies and bindings, as the API server returns them."""
+    found: Specs = {}
+    for file in ("agent", "scheduler", "state-folder"):
+        text = (root / "deploy" / "manifests" / f"{file}.yaml").read_text("utf-8")
+        for each in yaml.safe_load_all(text):
+            if each["kind"] not in KINDS:
+                continue
+            found[f"{KINDS[each['kind']]} {each['metadata']['name']}"] = spec = each["spec"]
+            if (match := spec.get("matchConstraints")) is not None:
+                match.setdefault("matchPolicy", "Equivalent")
+                match.setdefault("namespaceSelector", {})
+                match.setdefault("objectSelector", {})
+                for rule in match["resourceRules"]:
+                    rule.setdefault("scope", "*")
+    return found
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, specs: Specs) -> dict[str, tuple[str, str, str]]:
+    """What `doctor` finds in a cluster with these policies, by check."""
+
     class Api:
         server = "https://api.test"
 
         async def get(self, path: str, *, asked: str) -> bytes:
-            if missing and path.endswith(f"validatingadmission{missing}/{POLICY}"):
+            resource, _, name = path.removeprefix(f"{doctor._ADMISSION}/").partition("/")  # noqa: SLF001
+            kind = "bindings" if resource.endswith("bindings") else "policies"
+            if f"{kind} {name}" not in specs:
                 raise ObjectMissingError(asked)
-            binding = {"policyName": POLICY, "validationActions": ["Deny"], **spec}
-            return json.dumps({"spec": binding}).encode()
+            return json.dumps({"spec": specs[f"{kind} {name}"]}).encode()
 
     @asynccontextmanager
     async def connect(_: object) -> AsyncIterator[Api]:
@@ -42,7 +60,98 @@ def test_a_policy_counts_if_it_is_there_and_denies(
 
     monkeypatch.setattr("allotment.kube.clients.connect", connect)
     monkeypatch.setenv("KUBECONFIG", "/of/a/cluster")
-    (finding,) = doctor._cluster()  # noqa: SLF001 - the other checks are of this machine
-    assert finding.outcome == outcome
-    assert text in finding.detail
-    assert "https://api.test" in finding.detail
+    # The other checks are of this machine.
+    return {each.name: (each.outcome, each.detail, each.fix) for each in doctor._cluster()}  # noqa: SLF001
+
+
+def test_policies_as_this_version_has_them_are_well(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    found = findings(monkeypatch, installed)
+    assert {check: outcome for check, (outcome, _, _) in found.items()} == {
+        "pods' host paths": "ok",
+        "pods' placements": "ok",
+        "the scheduler's policies": "ok",
+    }
+    assert all("https://api.test" in detail for _, detail, _ in found.values())
+    named = " ".join(detail for _, detail, _ in found.values())
+    assert all(name.partition(" ")[2] in named for name in installed)
+
+
+def emptied(spec: dict[str, Any]) -> None:
+    spec["validations"] = [{"expression": "true", "message": "", "reason": "Forbidden"}]
+
+
+def no_pods(spec: dict[str, Any]) -> None:
+    spec["matchConstraints"]["objectSelector"] = {"matchLabels": {"a": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "break_it", "text"),
+    [
+        (f"policies {STATE}", emptied, f"the policy {STATE} differs from this version's in valid"),
+        (f"policies {PLACEMENTS}", emptied, f"the policy {PLACEMENTS} differs"),
+        ("policies allotment-agent-own-node", emptied, "in validations"),
+        ("policies allotment-scheduler-own-keys", emptied, "in validations"),
+        (f"policies {PLACEMENTS}", no_pods, "in matchConstraints"),
+        (
+            f"policies {PLACEMENTS}",
+            lambda spec: spec.update(failurePolicy="Ignore"),
+            "in failurePolicy",
+        ),
+        (
+            f"policies {PLACEMENTS}",
+            lambda spec: spec["matchConditions"].append({"name": "never", "expression": "false"}),
+            "in matchConditions",
+        ),
+        (
+            f"bindings {STATE}",
+            lambda spec: spec.update(validationActions=["Warn", "Audit"]),
+            f"the binding of {STATE} differs from this version's in validationActions",
+        ),
+        (f"bindings {STATE}", lambda spec: spec.update(policyName="other"), "in policyName"),
+        (
+            f"bindings {PLACEMENTS}",
+            lambda spec: spec.update(
+                matchResources={"objectSelector": {"matchLabels": {"a": "b"}}}
+            ),
+            "in matchResources",
+        ),
+    ],
+)
+def test_a_policy_that_differs_is_named_with_what_differs(
+    monkeypatch: pytest.MonkeyPatch,
+    installed: Specs,
+    policy: str,
+    break_it: Callable[[dict[str, Any]], None],
+    text: str,
+) -> None:
+    specs = deepcopy(installed)
+    break_it(specs[policy])
+    found = findings(monkeypatch, specs)
+    ((detail, fix),) = [(detail, fix) for kind, detail, fix in found.values() if kind == "note"]
+    assert text in detail
+    assert policy.partition(" ")[2] in detail
+    assert "kubectl apply -f deploy/manifests/" in fix
+
+
+@pytest.mark.parametrize("missing", [f"policies {STATE}", f"bindings {PLACEMENTS}"])
+def test_a_missing_policy_is_named(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs, missing: str
+) -> None:
+    specs = {name: spec for name, spec in installed.items() if name != missing}
+    found = findings(monkeypatch, specs)
+    (detail,) = [detail for kind, detail, _ in found.values() if kind == "note"]
+    assert detail.startswith(f"no policy {missing.partition(' ')[2]} in the cluster")
+
+
+def test_where_no_scheduler_is_installed_its_policies_are_not_missing(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    gone = ("translated", "left-alone", "scheduler-own-keys", "records")
+    specs = {name: spec for name, spec in installed.items() if not name.endswith(gone)}
+    found = findings(monkeypatch, specs)
+    assert {check: outcome for check, (outcome, _, _) in found.items()} == {
+        "pods' host paths": "ok",
+        "pods' placements": "ok",
+    }

@@ -101,6 +101,11 @@ def test_a_limit_below_the_use_says_both_numbers() -> None:
     assert "3Gi" in error.message
     assert "2Gi" in error.message
     assert "--force" in (error.hint or "")
+    assert "--force" not in error.hint_for_pod()
+    assert "memory:3073Mi or more" in LimitBelowUseError(need=3 * GI + 1, have=1).hint_for_pod()
+    leaving = LimitBelowUseError(need=3 * GI, have=2 * GI, has_leaving=True)
+    assert "wait" in leaving.hint_for_pod()
+    assert "ended programs" in leaving.hint_for_pod()
 
 
 @pytest.mark.parametrize("mode", [ExclusiveMode(), TimesliceMode()], ids=["exclusive", "timeslice"])

@@ -3,7 +3,9 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,39 @@ def sleeper() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     yield start
     for process in started:
         process.communicate()
+
+
+_HOLDER = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+ledger = ctypes.create_string_buffer(4096)
+directory = sys.argv[2].encode()
+assert library.allot_ledger_open(ledger, directory) == 0
+assert library.allot_ledger_attach(ledger) == 0
+library.allot_ledger_reserve.restype = ctypes.c_bool
+library.allot_ledger_reserve.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]
+assert library.allot_ledger_reserve(ledger, int(sys.argv[3]), 3 << 30)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold(
+    native_dir: Path,
+) -> Callable[[Path, int], AbstractContextManager["subprocess.Popen[bytes]"]]:
+    """Has 3 GiB of a share's device, by its number, until the program ends."""
+
+    @contextmanager
+    def held(directory: Path, device: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
+        library = str(native_dir / "liballotment-ledger.so")
+        with subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, library, str(directory), str(device)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            yield holder
+
+    return held

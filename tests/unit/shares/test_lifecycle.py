@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ from allotment.shares.suspend import suspend
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+Hold = Callable[..., AbstractContextManager[subprocess.Popen[bytes]]]
 
 
 def to(memory: str) -> LimitChange:
@@ -229,34 +231,12 @@ def test_resize_grows_into_what_is_free_and_no_further(
     assert booked(folder)["GPU-00000000"] == 16 * GI
 
 
-_HOLDER = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-ledger = ctypes.create_string_buffer(4096)
-directory = sys.argv[2].encode()
-assert library.allot_ledger_open(ledger, directory) == 0
-assert library.allot_ledger_attach(ledger) == 0
-library.allot_ledger_reserve.restype = ctypes.c_bool
-library.allot_ledger_reserve.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]
-assert library.allot_ledger_reserve(ledger, int(sys.argv[3]), 3 << 30)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_resize_below_the_use_changes_no_device(
-    folder: StateFolder, make: Make, devices: tuple[Device, ...], native_dir: Path
+    folder: StateFolder, make: Make, devices: tuple[Device, ...], hold: Hold
 ) -> None:
     _, directory = make("4Gi", name="pair", count=2)
-    library = native_dir / "liballotment-ledger.so"
     # Uses the second device, so that the first one is changed and has to be put back.
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(library), str(directory), "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with hold(directory, 1) as holder:
         with pytest.raises(LimitBelowUseError, match="3Gi"):
             resize(folder, "pair", to("2Gi"), devices, force=False)
         found = lifecycle.find(folder, "pair")
@@ -394,17 +374,10 @@ def test_resize_of_compute_is_checked_on_all_devices_before_any_is_changed(
 
 
 def test_a_refused_limit_puts_compute_back(
-    folder: StateFolder, make: Make, devices: tuple[Device, ...], native_dir: Path
+    folder: StateFolder, make: Make, devices: tuple[Device, ...], hold: Hold
 ) -> None:
     _, directory = make("4Gi", name="pair", count=2, compute=parse_compute("30"))
-    library = native_dir / "liballotment-ledger.so"
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(library), str(directory), "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with hold(directory, 1) as holder:
         change = LimitChange(memory=parse_memory("2Gi"), compute=parse_compute("80"))
         with pytest.raises(LimitBelowUseError):
             resize(folder, "pair", change, devices, force=False)

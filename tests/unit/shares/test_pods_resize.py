@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from killing import kill_after
 from pod_node import GI, Node, in_force, order, pair
 
 from allotment.model.compute import Compute, ComputeClass
-from allotment.model.errors import DoesNotFitError, NotInModeError
+from allotment.model.errors import DoesNotFitError, LimitBelowUseError, NotInModeError
 from allotment.model.modes import MPS
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Share
 from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.pods import NodePolicy
+
+Hold = Callable[[Path], AbstractContextManager[subprocess.Popen[bytes]]]
 
 
 def asked(memory: str, compute: Compute | None = None) -> Request:
@@ -55,6 +61,19 @@ def test_what_does_not_fit_beside_the_others_changes_nothing(node: Node) -> None
     assert node.shares.owned()[0].devices == first.devices
     assert in_force(node, first) == 30
     node.check()
+
+
+def test_memory_in_use_is_refused_with_the_next_step_of_a_pod_s_author(
+    node: Node, hold: Hold
+) -> None:
+    share = node.prepare(order(1, "4Gi"))
+    with (
+        hold(node.folder.share(share.id)),
+        pytest.raises(LimitBelowUseError, match="3Gi") as caught,
+    ):
+        resized(node, share, asked("2Gi"))
+    assert caught.value.hint == caught.value.hint_for_pod()
+    assert limit_of(find(node.folder, share.id)) == 4 * GI
 
 
 def limit_of(found: LoadedShare) -> int:

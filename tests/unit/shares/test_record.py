@@ -14,6 +14,7 @@ from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import (
+    Amounts,
     Injection,
     Runner,
     Share,
@@ -38,6 +39,7 @@ SHARE = Share(
             compute=Compute(1250, 8000, 7, ComputeClass.LATENCY, is_governed=True),
             is_oversubscribed=True,
             begun_bytes=3 << 30,
+            asked=Amounts(2 << 30, 1250, 8000),
         ),
     ),
     injection=Injection.NAMESPACE,

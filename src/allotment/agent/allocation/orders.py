@@ -11,7 +11,7 @@ from dataclasses import replace
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_SHARE, Offer, Resource
 from allotment.dialects import asks_of
-from allotment.dialects.own.protocol import in_modes, suiting, unsuited
+from allotment.dialects.own.protocol import in_modes, suiting, unresizable, unsuited
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import MisplacedError, StateError, UsageError
 from allotment.model.formats import format_bytes, format_percent
@@ -87,6 +87,7 @@ def again(share: Share, owner: Owner) -> ShareOrder:
     """
     first = share.devices[0] if share.devices else None
     size = first.memory_bytes if first else 0
+    asked = first.asked if first else None
     uuids = tuple(each.uuid for each in share.devices)
     return ShareOrder(
         id=share.id,
@@ -98,6 +99,12 @@ def again(share: Share, owner: Owner) -> ShareOrder:
             may_oversubscribe=bool(first and first.is_oversubscribed),
             mode=share.mode,
         ),
+        asked=None
+        if asked is None
+        else Request(
+            MemoryAmount(f"{asked.memory_bytes}", size_bytes=asked.memory_bytes),
+            compute=Compute(asked.guarantee, asked.ceiling),
+        ),
         devices=uuids,
         candidates=uuids,
         injection=share.injection,
@@ -107,13 +114,23 @@ def again(share: Share, owner: Owner) -> ShareOrder:
 def request_of_share(pod: Pod, share: Share, offer: Offer) -> Request | None:
     """Return what a share's container asks for at present. Raises `UsageError`.
 
-    None: it asks for no part by amounts.
+    None: it asks for no part by amounts, or for no change of amounts that its mode fixes. What it
+    has there may be more than it asks for, as a whole slice.
     """
     owner = share.owner
     names = {resource.name for resource in offer.resources}
     for ask in asks_of(pod, nvidia=names):
-        if owner and (ask.container, ask.resource) == (owner.container, owner.resource):
-            return ask.request and in_modes(ask.request, (share.mode,))
+        if owner is None or (ask.container, ask.resource) != (owner.container, owner.resource):
+            continue
+        own, request = ask.own, ask.request
+        if own is None or request is None:
+            return None
+        sizes = [device.memory_bytes for device in share.devices]
+        if traits_of(share.mode).fixed_because and not any(
+            unresizable(own, request, share.mode, size) for size in sizes
+        ):
+            return None
+        return in_modes(request, (share.mode,))
     return None
 
 
@@ -205,6 +222,7 @@ def _of_parts(
             request=in_modes(request, (mode,)),
             devices=ask.devices,
             slices=ask.slices,
+            asked=None if ask.devices else ask.own,
             candidates=offer.in_mode(mode),
             injection=entry.injection,
         )

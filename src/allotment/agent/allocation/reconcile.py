@@ -120,7 +120,8 @@ def released(shares: Iterable[Share], pods: Iterable[Pod]) -> Mapping[str, int]:
     """
     present: Counter[tuple[PodUid, str, str]] = Counter()
     for share in shares:
-        if share.owner is not None and share.owner.resource == GPU:
+        is_fixed = bool(traits_of(share.mode).fixed_because)
+        if share.owner is not None and share.owner.resource == GPU and not is_fixed:
             key = share.owner.uid, share.owner.container
             present[*key, GPU_MEMORY] = sum(each.memory_bytes for each in share.devices)
             guarantee = sum(each.compute.guarantee for each in share.devices)

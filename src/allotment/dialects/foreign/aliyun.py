@@ -117,6 +117,7 @@ class AliyunDialect(ForeignDialect):
     title = "Aliyun's"
     settings_type = AliyunSettings
     records = (ALLOCATION, IDX)
+    receipts = RECEIPTS
 
     def __init__(self, settings: AliyunSettings | None = None) -> None:
         self._settings = settings or AliyunSettings()

@@ -114,6 +114,8 @@ class ForeignDialect(ABC):
     """Keys by a pod's author; a trailing `*` marks a prefix."""
     records: tuple[str, ...] = ()
     """Annotations that `given` reads; `*` marks a prefix or a suffix."""
+    receipts: tuple[str, ...] = ()
+    """Annotations that `receipt` may write, likewise: the API server refuses others."""
     marks: Marks | None = None
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:

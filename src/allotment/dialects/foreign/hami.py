@@ -157,6 +157,7 @@ class HamiDialect(VgpuDialect):
     settings_type = HamiSettings
     annotations = ANNOTATIONS
     records = (ALLOCATED, NODE, MIG_ALLOCATIONS)
+    receipts = RECEIPTS
     domain = DOMAIN
     mode_key = VGPU_MODE
     uuid_keys = (USE_UUID, NOT_UUID)

@@ -111,6 +111,7 @@ class KaiDialect(ForeignDialect):
     title = "KAI's"
     settings_type = KaiSettings
     records = (f"*.{_GIVEN}",)
+    receipts = (RECEIVED, f"*.{_GIVEN}")
 
     def __init__(self, settings: KaiSettings | None = None) -> None:
         self._settings = settings = settings or KaiSettings()

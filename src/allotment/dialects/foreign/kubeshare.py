@@ -332,6 +332,7 @@ class KubeShare2Dialect(_KubeShare):
     kind = "label"
     asking = (REQUEST, LIMIT, MEMORY)
     labels = (*asking, MODEL, PRIORITY, *GROUP)
+    receipts = (UUID, MEMORY, MODEL)
 
     def translate(self, pod: ForeignPod) -> Translation:
         if self.LIMIT not in pod.labels:

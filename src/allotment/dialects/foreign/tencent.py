@@ -93,6 +93,7 @@ class TencentDialect(ForeignDialect):
     title = "Tencent's"
     settings_type = TencentSettings
     records = (f"{INDEX_PREFIX}*", NODE)
+    receipts = (f"{INDEX_PREFIX}*", *RECEIPTS)
 
     def __init__(self, settings: TencentSettings | None = None) -> None:
         self._settings = settings or TencentSettings()
@@ -289,6 +290,7 @@ class ElasticGpuDialect(ForeignDialect):
     title = "elastic-gpu's"
     settings_type = ElasticGpuSettings
     records = (f"{CONTAINER_PREFIX}*",)
+    receipts = (f"{CONTAINER_PREFIX}*", ASSUMED)
 
     def __init__(self, settings: ElasticGpuSettings | None = None) -> None:
         self._settings = settings or ElasticGpuSettings()

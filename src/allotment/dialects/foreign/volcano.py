@@ -101,6 +101,7 @@ class VolcanoDialect(VgpuDialect):
     settings_type = VolcanoSettings
     annotations = ANNOTATIONS
     records = (IDS, NODE)
+    receipts = RECEIPTS
     domain = DOMAIN
     # There a percentage wins over MiB.
     counts_recorded_amounts = True
@@ -165,6 +166,7 @@ class VolcanoGpuShareDialect(ForeignDialect):
     title = "Volcano's (GPU sharing)"
     resources = GPUSHARE_RESOURCES
     records = (GPU_INDEX,)
+    receipts = GPUSHARE_RECEIPTS
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         return resources_in(pod, self.resources)

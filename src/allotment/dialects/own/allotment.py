@@ -38,7 +38,7 @@ from allotment.dialects.own.protocol import (
     unsuited,
     without_effect,
 )
-from allotment.model.compute import WHOLE, Compute, revised
+from allotment.model.compute import WHOLE, Compute, beyond, revised
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import MIG, SOFT, STRONGEST_FIRST, traits_of
@@ -75,14 +75,15 @@ class AllotmentDialect:
     def asks(
         self, pod: Pod, container: Container, wishes: PodAnnotations
     ) -> tuple[ContainerAsk, ...]:
-        request = request_of(pod, container, wishes)
+        own = request_of(pod, container, replace(wishes, resize=None))
+        request = own if wishes.resize is None else _resized(pod, container, own, wishes.resize)
         mode = request.mode if _names_mode(wishes) else None
         if wishes.placement is not None:
             request = _placed(pod, container, request, wishes)
             mode = request.mode
         elif pod.node:
             if wishes.resize is not None and PLACEMENT not in pod.annotations:
-                _check_no_growth(pod, container, request, wishes)
+                _check_no_growth(pod, container, request, own)
             _check_node_can_choose(pod, container, request)
         return (
             ContainerAsk(
@@ -91,6 +92,7 @@ class AllotmentDialect:
                 resource=GPU,
                 count=request.count,
                 request=request,
+                own=own,
                 mode=mode,
                 devices=wishes.placement.devices if wishes.placement else (),
                 slices=wishes.placement.slices if wishes.placement else (),
@@ -134,11 +136,8 @@ def _resized(pod: Pod, container: Container, request: Request, wish: ResizeWish)
     )
 
 
-def _check_no_growth(
-    pod: Pod, container: Container, request: Request, wishes: PodAnnotations
-) -> None:
+def _check_no_growth(pod: Pod, container: Container, request: Request, own: Request) -> None:
     """Refuse more than the pod's own request: no scheduler and no quota counted it."""
-    own = request_of(pod, container, replace(wishes, resize=None))
     need, have = request.memory, own.memory
     is_within = have in (need, _ALL)
     if need.size_bytes is not None and have.size_bytes is not None:
@@ -146,12 +145,7 @@ def _check_no_growth(
     elif need.part is not None and have.part is not None:
         is_within = need.part <= have.part
     more = [] if is_within else [f"memory (need {need}, have {have})"]
-    for word in ("guarantee", "ceiling"):
-        asked, allowed = getattr(request.compute, word), getattr(own.compute, word)
-        if asked > allowed:
-            more.append(
-                f"{word} (need {format_percent(asked)} percent, have {format_percent(allowed)})"
-            )
+    more += beyond(own.compute, request.compute)
     if more:
         problem = f"{RESIZE} asks for more than its request: {'; '.join(more)}"
         hint = "growth needs Allotment's scheduler, which has not placed this pod: ask for at most"

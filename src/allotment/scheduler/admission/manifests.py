@@ -2,11 +2,12 @@
 """The admission objects of a cluster: the webhook's configuration and the policies.
 
 Their conditions depend on the dialects' keys, so they are generated from the dialect settings.
-`deploy/manifests/scheduler.yaml` ends with the output for default settings.
+`deploy/manifests/scheduler.yaml` ends with the output for default settings, and `agent.yaml` with
+the policies that also protect nodes without the scheduler.
 """
 
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import yaml
 
 from allotment.dialects.foreign.base import DIALECT
 from allotment.dialects.own.allotment import GPU
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.scheduler.admission.rules import (
     BINDING_RULE,
     CONDITION,
@@ -75,7 +77,17 @@ def admission_objects(keys: Keys, installed: Installation | None = None) -> Iter
         " a key of the conditions are refused, and all others are created.",
         _configuration(keys, installation),
     )
-    for policy in _policies(keys, installation):
+    yield from _bound(_policies(keys, installation))
+
+
+def placement_objects(installed: Installation | None = None) -> Iterator[Explained]:
+    """Yield the objects that keep pods' placements and requests, whatever the dialects are."""
+    yield from _bound(_placement_policies(installed or Installation()))
+
+
+def _bound(policies: Iterable[Document]) -> Iterator[Explained]:
+    """Yield policies, each with the binding that puts it in force."""
+    for policy in policies:
         name: str = policy["metadata"]["name"]
         yield Explained(_WHY[name], policy)
         spec = {"policyName": name, "validationActions": ["Deny"]}
@@ -171,7 +183,7 @@ _PLACEMENT_MESSAGES: Final = (
         " webhook.allotment.dev/translated of a pod cannot change"
     ),
     (
-        "annotations of allotment.dev/ cannot change once the pod has its GPUs, except"
+        "annotations of allotment.dev/ cannot change once the pod is on a node, except"
         " allotment.dev/resize: recreate the pod"
     ),
 )
@@ -185,11 +197,18 @@ _WHY: Final = {
         "Pods that the webhook ignores get no share: no quota and no other rule would apply to it."
     ),
     "allotment-placements": (
-        "Only the scheduler writes a pod's placement, and only when it binds the pod. Annotations"
-        " can be written through a pod's status as well."
+        "Only the scheduler writes a pod's placement, and the request of a pod on a node cannot"
+        " change: nodes without the scheduler place pods by their annotations. Annotations can be"
+        " written through a pod's status as well. In agent.yaml and scheduler.yaml, the same."
     ),
     "allotment-bindings": (
-        "The API server copies a Binding's annotations to the pod, so they are protected too."
+        "The API server copies a Binding's annotations to the pod, so they are protected too. In"
+        " agent.yaml and scheduler.yaml, the same."
+    ),
+    "allotment-scheduler-own-keys": (
+        "The scheduler has the right to change the status of all pods, because a pod's annotations"
+        " are written through it. This keeps it to its own: the placement, and what other systems'"
+        " tools read of a bound pod."
     ),
     "allotment-records": (
         "Another system's record of a pod's GPUs: they count as used while nodes are taken over."
@@ -205,11 +224,15 @@ _RECORD_MESSAGES: Final = (
     ("only a scheduler may change an annotation with another system's record of a pod's GPUs"),
     "a pod's request to another system cannot change once it has its GPUs: recreate the pod",
 )
+_SCHEDULER_MESSAGES: Final = (
+    "into a Binding the scheduler may write its own annotations alone",
+    "the scheduler may not write labels",
+    "the scheduler may change the annotation allotment.dev/placement alone",
+    "the scheduler may not change a pod's status, labels or finalizers",
+)
 
 
 def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
-    scheduler = f"system:serviceaccount:{its.namespace}:{_ACCOUNT}"
-    others = ("not-the-scheduler", f"request.userInfo.username != '{scheduler}'")
     yield _policy(
         "allotment-translated",
         rule=_rule("CREATE"),
@@ -238,6 +261,30 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
             f" {IGNORE_LABELS[1]}={IGNORE})"
         },
     )
+    yield from _placement_policies(its)
+    yield _policy(
+        "allotment-scheduler-own-keys",
+        rule=_rule("CREATE", "UPDATE", resources=("pods/binding", "pods/status")),
+        conditions=(("by-the-scheduler", f"request.userInfo.username == {_user(its)}"),),
+        variables=VARIABLES,
+        validations=dict(zip(scheduler_rules(keys), _SCHEDULER_MESSAGES, strict=True)),
+    )
+    if keys.records:
+        yield _policy(
+            "allotment-records",
+            rule=_rule("CREATE", "UPDATE", resources=RECORD_RESOURCES),
+            conditions=(("has-a-record", record_condition(keys)),),
+            variables=record_variables(keys),
+            validations=dict(zip(RECORD_RULES, _RECORD_MESSAGES, strict=True)),
+        )
+
+
+def _user(its: Installation) -> str:
+    return f"'system:serviceaccount:{its.namespace}:{_ACCOUNT}'"
+
+
+def _placement_policies(its: Installation) -> Iterator[Document]:
+    others = ("not-the-scheduler", f"request.userInfo.username != {_user(its)}")
     yield _policy(
         "allotment-placements",
         rule=_rule(
@@ -258,14 +305,6 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
             " into a Binding"
         },
     )
-    if keys.records:
-        yield _policy(
-            "allotment-records",
-            rule=_rule("CREATE", "UPDATE", resources=RECORD_RESOURCES),
-            conditions=(("has-a-record", record_condition(keys)),),
-            variables=record_variables(keys),
-            validations=dict(zip(RECORD_RULES, _RECORD_MESSAGES, strict=True)),
-        )
 
 
 def _policy(
@@ -332,6 +371,7 @@ _OLD_LABELS: Final = "oldObject.metadata.?labels.orValue({})"
 _IS_NEW: Final = "request.operation != 'UPDATE'"
 _IS_UPDATE: Final = "request.operation == 'UPDATE'"
 _IS_BINDING: Final = "request.kind.kind == 'Binding'"
+_IS_POD: Final = "request.kind.kind != 'Binding'"
 _IS_SCHEDULER: Final = (
     "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
     " || authorizer.group('').resource('nodes').check('patch').allowed()"
@@ -362,6 +402,28 @@ def record_variables(keys: Keys) -> Mapping[str, str]:
         "oldMarks": f"variables.oldLabels.filter(k, {label})",
         "isScheduler": _IS_SCHEDULER,
     }
+
+
+def scheduler_rules(keys: Keys) -> tuple[str, ...]:
+    """Return the rules for the scheduler's Bindings, and for its changes of pods by their status.
+
+    A Binding's annotations and labels are copied to the pod. The API server itself adds labels with
+    the node's topology (plugin/pkg/admission/podtopologylabels).
+    """
+    new, old = "variables.annotations", "variables.oldAnnotations"
+    return (
+        f"{_IS_POD} || {new}.all(k, {_is_one_of({PLACEMENT, *keys.receipts})})",
+        f"{_IS_POD} || {_NEW_LABELS}.all(k, k.startsWith('topology.'))",
+        (
+            f"{_IS_BINDING} || {old}.all(k, k in {new}) && {new}.all(k, k in {old}"
+            f" && (k == '{PLACEMENT}' || {new}[k] == {old}[k]))"
+        ),
+        (
+            f"{_IS_BINDING} || object.status == oldObject.status"
+            " && object.metadata.?labels == oldObject.metadata.?labels"
+            " && object.metadata.?finalizers == oldObject.metadata.?finalizers"
+        ),
+    )
 
 
 def _same(values: str, new: str, old: str) -> str:

@@ -56,6 +56,8 @@ class Keys:
     marked: frozenset[MarkedKeys] = field(default=frozenset())
     records: _Names = field(default=_NONE)
     """Annotations with a system's record of a pod's GPUs."""
+    receipts: _Names = field(default=_NONE)
+    """Annotations of other systems that the scheduler writes when it binds a pod."""
 
     @property
     def resources(self) -> _Names:
@@ -125,7 +127,7 @@ def keys_of(dialect: ForeignDialect) -> Keys:
     A key asks if the dialect recognises a pod with only this key.
     """
     listed = KEYS.get(dialect.name, Keys())
-    records = frozenset(dialect.records)
+    written = Keys(records=frozenset(dialect.records), receipts=frozenset(dialect.receipts))
     resources = (
         each
         for each in dialect.resources
@@ -142,16 +144,19 @@ def keys_of(dialect: ForeignDialect) -> Keys:
     if marks is not None:
         others = annotations - asking_annotations
         marked = MarkedKeys(marks=marks, asking=asking_annotations, others=others)
-        return listed | Keys(marked=frozenset({marked}), records=records)
-    return listed | Keys(
-        asking_resources=frozenset(resources),
-        asking_annotations=asking_annotations,
-        asking_labels=frozenset(
-            label for label in labels if _asks(dialect, _pod_with(label=label))
-        ),
-        other_annotations=annotations,
-        other_labels=labels,
-        records=records,
+        return listed | written | Keys(marked=frozenset({marked}))
+    return (
+        listed
+        | written
+        | Keys(
+            asking_resources=frozenset(resources),
+            asking_annotations=asking_annotations,
+            asking_labels=frozenset(
+                label for label in labels if _asks(dialect, _pod_with(label=label))
+            ),
+            other_annotations=annotations,
+            other_labels=labels,
+        )
     )
 
 
@@ -287,9 +292,10 @@ PLACEMENT_RULES: Final = (
     f"request.operation != 'CREATE' || !('{PLACEMENT}' in {_NEW})",
     # The webhook's and the scheduler's annotations cannot change.
     f"request.operation != 'UPDATE' || [{_FIXED}].all(k, {_NEW}[?k] == {_OLD}[?k])",
-    # A placed pod's request cannot change, except by a resize, which the scheduler must accept.
+    # The request of a pod on a node cannot change, except by a resize, which the scheduler, or the
+    # node's agent without one, must accept.
     (
-        f"request.operation != 'UPDATE' || !('{PLACEMENT}' in {_OLD})"
+        "request.operation != 'UPDATE' || oldObject.spec.?nodeName.orValue('') == ''"
         f" || ({_NEW}.all(k, !({_KEPT}) || {_NEW}[?k] == {_OLD}[?k])"
         f" && {_OLD}.all(k, !({_KEPT}) || k in {_NEW}))"
     ),

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.allocation.orders import again, describe, order_for
+from allotment.agent.allocation.orders import again, describe, order_for, request_of_share
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, MisplacedError, StateError, UsageError
-from allotment.model.pods import Container, ContainerKind, Pod, PodUid
+from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.requests import Constraints
-from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.shares import Amounts, Injection, Share, ShareDevice, ShareId
 from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
@@ -82,6 +82,7 @@ def test_parts_of_any_soft_device() -> None:
     assert found.request.compute == Compute(3000, 3000, is_governed=True)
     assert found.devices == ()
     assert found.candidates == ("GPU-a", "GPU-b")
+    assert found.asked == found.request
     assert found.injection is Injection.CDI
     assert found.owner is not None
     assert str(found.owner) == "team/train/main"
@@ -96,6 +97,7 @@ def test_a_schedulers_choice_is_followed() -> None:
     placement = '{"version": 1, "containers": {"main": {"devices": ["GPU-b"]}}}'
     found = order({GPU_SHARE: 1}, "share::3", annotations={"allotment.dev/placement": placement})
     assert found.devices == ("GPU-b",)
+    assert found.asked is None  # the scheduler decides what it may have later
 
 
 def test_a_whole_gpu() -> None:
@@ -273,7 +275,15 @@ def test_what_is_there_is_ordered_as_it_is() -> None:
         name="team/train/main",
         created=0.0,
         mode="soft",
-        devices=(ShareDevice("GPU-b", "T4", 4 * GI, compute=Compute(3000, is_governed=True)),),
+        devices=(
+            ShareDevice(
+                "GPU-b",
+                "T4",
+                4 * GI,
+                compute=Compute(3000, is_governed=True),
+                asked=Amounts(5 * GI, 4000, 8000),
+            ),
+        ),
         injection=Injection.MOUNTS,
         owner=found.owner,
     )
@@ -283,5 +293,60 @@ def test_what_is_there_is_ordered_as_it_is() -> None:
     assert repeated.devices == ("GPU-b",)
     assert repeated.request.memory.size_bytes == 4 * GI
     assert repeated.request.compute.guarantee == 3000
+    assert repeated.asked is not None
+    assert repeated.asked.memory.size_bytes == 5 * GI
+    assert repeated.asked.compute == Compute(4000, 8000)
     assert repeated.injection is Injection.MOUNTS
     assert describe(share) == "share 1234: 4Gi and 30 to 100 % of compute of GPU-b (T4), mode soft"
+
+
+@pytest.mark.parametrize(
+    ("mode", "wish", "is_asked"),
+    [
+        ("mig", "", False),
+        ("mig", "side=memory:2Gi", False),
+        ("mig", "main=memory:4Gi", False),
+        ("mig", "main=class:normal", False),
+        ("mig", "main=memory:5Gi", True),
+        ("mig", "memory:2Gi", True),
+        ("soft", "", True),
+        ("soft", "main=memory:4Gi", True),
+    ],
+)
+def test_what_a_mode_fixes_is_asked_for_if_it_is_to_change(
+    mode: str, wish: str, *, is_asked: bool
+) -> None:
+    """A slice has more than its container asks for: that alone is no change."""
+    placement = {"version": 1, "node": "node-1", "pod": "uid-1", "containers": {}}
+    pod = Pod(
+        uid=PodUid("uid-1"),
+        namespace="team",
+        name="train",
+        node="node-1",
+        annotations={
+            "allotment.dev/placement": json.dumps(
+                placement | {"resize": {"wish": wish, "generation": 1}}
+            )
+        },
+        containers=tuple(
+            Container(name, ContainerKind.REGULAR, {GPU_SHARE: 1, GPU_MEMORY: 4 * GI})
+            for name in ("main", "side")
+        ),
+    )
+    share = Share(
+        id=ShareId("1234"),
+        name="team/train/main",
+        created=0.0,
+        mode=mode,
+        devices=(ShareDevice("MIG-1", "H100", 10 * GI, compute=Compute(1428)),),
+        injection=Injection.CDI,
+        owner=Owner(
+            uid=pod.uid,
+            namespace="team",
+            pod="train",
+            container="main",
+            kind=ContainerKind.REGULAR,
+            resource=GPU_SHARE,
+        ),
+    )
+    assert (request_of_share(pod, share, OFFER) is not None) == is_asked

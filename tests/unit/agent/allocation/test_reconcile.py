@@ -9,12 +9,14 @@ import pytest
 from kubelet_twin import NVIDIA_GPU, OFFER
 
 from allotment.agent.allocation.orders import share_of
-from allotment.agent.allocation.reconcile import Findings, Why, reconcile
+from allotment.agent.allocation.reconcile import Findings, Why, reconcile, released
 from allotment.agent.protocols import CheckpointEntry
-from allotment.agent.resources import GPU_SHARE
+from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
+from allotment.model.compute import Compute
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
-from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 
+GI = 1 << 30
 NOW = 1000.0
 UID = PodUid("uid-1")
 OWNER = Owner(
@@ -151,3 +153,19 @@ def test_what_is_missing(entry: CheckpointEntry, pod: Pod | None, *, is_missing:
 def test_who_runs_with_what_an_earlier_answer_gave_is_not_missing() -> None:
     newer = replace(ENTRY, share=ShareId("b"))
     assert look(SHARE, entries=(newer,)).missing == ()
+
+
+def test_a_slice_releases_nothing_when_another_container_is_resized() -> None:
+    """It has more than its container asks for; kube-scheduler never counted that."""
+    asked = {GPU_SHARE: 1, GPU_MEMORY: 8 * GI}
+    containers = tuple(Container(name, ContainerKind.REGULAR, asked) for name in ("main", "cut"))
+    soft = replace(SHARE, devices=(ShareDevice("GPU-1", "H100", 6 * GI),))
+    slice_ = replace(
+        SHARE,
+        id=ShareId("b"),
+        mode="mig",
+        owner=replace(OWNER, container="cut"),
+        devices=(ShareDevice("MIG-1", "H100", 10 * GI, compute=Compute(1428)),),
+    )
+    found = released((soft, slice_), (replace(POD, containers=containers),))
+    assert found == {GPU_MEMORY: 2 * GI}

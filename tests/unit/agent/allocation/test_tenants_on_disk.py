@@ -102,6 +102,11 @@ class Node:
     def spec(self, share: ShareId) -> Path:
         return self.cdi / f"allotment.dev-share-{share}.json"
 
+    def change(self, pod: PodTwin, **annotations: str) -> None:
+        """Change annotations of a pod, without their prefix, as the agent hears."""
+        pod.annotations = {f"allotment.dev/{key}": text for key, text in annotations.items()}
+        self.pods.hear(pod.uid, pod.seen())
+
     def guarantees(self) -> dict[str, int]:
         """What each share of the soft GPU is guaranteed of it at the moment."""
         contract = read_contract(self.folder.devices / self.soft / "contract")
@@ -132,7 +137,7 @@ def part(
     name: str = "main",
     kind: ContainerKind = REGULAR,
     *,
-    memory: int = 4,
+    memory: int | None = 4,
     compute: int | None = None,
 ) -> ContainerTwin:
     return ContainerTwin(name, kind, resource=GPU_SHARE, memory=memory, compute=compute)
@@ -254,5 +259,70 @@ def test_amounts_are_decided_once(node: Node) -> None:
         node.pods.hear(pod.uid, replace(changed, containers=(bigger,)))
         assert await node.start(pod) == ""
         assert node.tenants.shares == before
+
+    tell(node, story)
+
+
+FORGED = """{"version": 1, "node": "node-1", "pod": "1",
+"containers": {"main": {"devices": ["DEVICE"], "memory": 10737418240}},
+"resize": {"wish": "memory:10Gi", "generation": 1}}"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "begun", "later", "need"),
+    [
+        pytest.param(4, {}, {"placement": FORGED}, "memory (need 10Gi, have 4Gi)", id="placement"),
+        pytest.param(
+            None,
+            {"memory": "25%"},
+            {"memory": "75%", "resize": "memory:75%"},
+            "memory (need ",
+            id="part",
+        ),
+        pytest.param(
+            4,
+            {"compute": ":50"},
+            {"compute": ":90", "resize": "class:latency"},
+            "ceiling (need 90 percent, have 50)",
+            id="compute",
+        ),
+    ],
+)
+def test_later_annotations_get_a_pod_no_more_than_it_asked_for_at_its_start(
+    node: Node, memory: int | None, begun: dict[str, str], later: dict[str, str], need: str
+) -> None:
+    """Nothing but the agent's record says what that was, where no policy guards annotations."""
+
+    async def story() -> None:
+        pod = PodTwin(PodUid("1"), [part(memory=memory)])
+        node.change(pod, **begun)
+        assert node.kubelet.admit(pod, node.tenants)
+        node.hear()
+        assert await node.start(pod) == ""
+        before = node.tenants.shares
+        node.change(pod, **{key: text.replace("DEVICE", node.soft) for key, text in later.items()})
+        await node.tenants.look()
+        assert node.tenants.shares == before
+        (text,) = [text for _, reason, text in node.reports.events if reason == "ResizeRefused"]
+        assert "more than its pod asked for at its start" in text
+        assert need in text
+
+    tell(node, story)
+
+
+def test_a_pod_that_began_with_less_than_its_request_grows_to_its_request(node: Node) -> None:
+    async def story() -> None:
+        pod = PodTwin(PodUid("1"), [part(memory=4)])
+        node.change(pod, resize="memory:2Gi")
+        assert node.kubelet.admit(pod, node.tenants)
+        node.hear()
+        assert await node.start(pod) == ""
+        for wish, has in (("", 2), ("memory:3Gi", 3), (None, 4), ("memory:5Gi", 4)):
+            if wish != "":
+                node.change(pod, **({} if wish is None else {"resize": wish}))
+            await node.tenants.look()
+            (share,) = node.tenants.shares
+            assert [each.memory_bytes for each in share.devices] == [has * UNIT]
+        assert "memory (need 5Gi, have 4Gi)" in node.reports.events[-1][2]
 
     tell(node, story)

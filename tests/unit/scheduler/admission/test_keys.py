@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from foreign_pods import load_settings
+from foreign_pods import GI, NODE, booking, load_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,17 @@ from allotment.dialects.foreign.hami import HamiDialect, HamiSettings
 from allotment.dialects.foreign.nvidia import NvidiaForeign, NvidiaSettings
 from allotment.dialects.foreign.settings import SYSTEMS, DialectSettings, foreign_dialects
 from allotment.dialects.foreign.translate import translate
+from allotment.model.clusters import PlacedDevice
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.scheduler.admission.manifests import (
     RECORD_RULES,
+    Explained,
     Installation,
     admission_objects,
     as_yaml,
+    placement_objects,
     record_condition,
+    scheduler_rules,
 )
 from allotment.scheduler.admission.pod_patch import read_pod
 from allotment.scheduler.admission.rules import (
@@ -151,10 +156,19 @@ def test_keys_add_up() -> None:
 # ---- the manifest --------------------------------------------------------------------------------
 
 
-def test_the_manifest_has_what_the_command_prints(root: Path) -> None:
-    """A difference? Write at its end what `allot scheduler --print-manifests` prints."""
-    manifest = (root / "deploy" / "manifests" / "scheduler.yaml").read_text("utf-8")
-    printed = as_yaml(admission_objects(ALL))
+@pytest.mark.parametrize(
+    ("file", "generated"),
+    [("scheduler.yaml", admission_objects(ALL)), ("agent.yaml", placement_objects())],
+)
+def test_the_manifests_end_with_what_is_generated(
+    root: Path, file: str, generated: Iterator[Explained]
+) -> None:
+    """A difference? Write at their ends what `allot scheduler --print-manifests` prints.
+
+    Into agent.yaml only the policies that it has.
+    """
+    manifest = (root / "deploy" / "manifests" / file).read_text("utf-8")
+    printed = as_yaml(generated)
     begin = printed.splitlines()[0]
     assert manifest.count(begin) == 1
     assert manifest[manifest.index(begin) :] == printed
@@ -187,6 +201,7 @@ def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
         "allotment-left-alone": [left_alone_rule(["kube-system"])],
         "allotment-placements": list(PLACEMENT_RULES),
         "allotment-bindings": [BINDING_RULE],
+        "allotment-scheduler-own-keys": list(scheduler_rules(ALL)),
         "allotment-records": list(RECORD_RULES),
     }
     variables = {
@@ -233,7 +248,11 @@ def test_all_objects_go_by_the_names_that_are_configured() -> None:
         assert named["values"] == ["kube-system", "legacy"]
     (rule,) = found[POLICY, "allotment-left-alone"]["spec"]["validations"]
     assert "request.namespace in ['kube-system', 'legacy']" in rule["expression"]
-    for name in ("allotment-placements", "allotment-bindings"):
+    for name in (
+        "allotment-placements",
+        "allotment-bindings",
+        "allotment-scheduler-own-keys",
+    ):
         (other,) = found[POLICY, name]["spec"]["matchConditions"]
         assert "'system:serviceaccount:gpus:allotment-scheduler'" in other["expression"]
 
@@ -246,6 +265,27 @@ def test_what_is_read_of_running_pods_is_what_is_held() -> None:
     assert "k.endsWith('.gpus.devices')" in record_condition(ALL)
     for dialect in DIALECTS:
         assert bool(keys_of(dialect).records) == (dialect.name in SYSTEMS), dialect.name
+
+
+def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> None:
+    """The API server refuses a Binding with any other annotation: its pod would wait for ever."""
+    written = set()
+    for path in sorted((root / "examples" / "dialects").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text("utf-8")):
+            subject = read_pod(json.dumps(document).encode(), namespace="team").pod
+            if document["kind"] != "Pod":
+                continue
+            parts = {each.name: [PlacedDevice("GPU-a", GI, 3000)] for each in subject.containers}
+            for dialect in DIALECTS:
+                if not dialect.recognises(subject) or dialect.stays(subject):
+                    continue
+                receipt = dialect.receipt(subject, booking(**parts), NODE, now=1.5)
+                unknown = [key for key in receipt if not matcher(dialect.receipts)(key)]
+                assert not unknown, (dialect.name, unknown)
+                written |= {dialect.name} if receipt else set()
+    assert written == {dialect.name for dialect in DIALECTS if dialect.receipts}
+    for key in ALL.receipts:
+        assert f"'{key.strip('*')}'" in scheduler_rules(ALL)[0], key
 
 
 @pytest.mark.parametrize(
