@@ -291,6 +291,7 @@ static CUgraphExec allocating_graph(uint64_t bytes) {
   OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters));
   OK(cuGraphAddMemFreeNode(&end, graph, &node, 1, parameters.dptr));
   OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  OK(cuGraphDestroy(graph));
   return made;
 }
 
@@ -314,6 +315,7 @@ static void others_compute_while_a_launch_waits_for_memory(void) {
   uint64_t longest = both->longest_ns;
   if (longest > 500 * MS) FAIL("it waited for %llu ns", (unsigned long long)longest);
   OK(cuStreamSynchronize(stream));
+  OK(cuGraphExecDestroy(graph));
 }
 
 // ---- fork and exit ----
