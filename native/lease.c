@@ -431,14 +431,17 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
 }
 
 // Has this place waited longer than any turns of the others can explain? Then the word on the lease
-// that counted is not believed. Time while this process was stopped counts little.
+// that counted is not believed.
 static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   uint32_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
   bool may_wait = fraction == 0 || state->seats[leases->seat].blocked != 0 ||
                   (terms & ALLOT_TERMS_SUSPENDED) || leases->seat == (int)ALLOT_SEAT_UNBOOKED;
   if (leases->checked_ns != 0) {
-    leases->waited_ns += at_most(since(now_ns, leases->checked_ns), 2 * LONGEST_SLEEP_NS);
+    uint64_t slept = since(now_ns, leases->checked_ns);
+    // A process that was stopped loses its turns rightly.
+    bool was_stopped = slept > LONGEST_SLEEP_NS + ALLOT_STOPPED_NS;
+    leases->waited_ns = was_stopped ? since(leases->waited_ns, slept) : leases->waited_ns + slept;
     leases->checked_ns = now_ns;
   }
   if (may_wait) leases->waited_ns = 0;

@@ -15,8 +15,8 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   if (compute_is_recorded(all, stream)) return CUDA_SUCCESS;
   stream_state *of = stream_state_of(all, stream, true);
   if (UNLIKELY(of == NULL)) {
-    bool is_short = __atomic_load_n(&all->marks.is_short, __ATOMIC_RELAXED) != 0;
-    return is_short ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    // There was no memory to note the stream.
+    return stream_takes_turns(all, stream) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
   }
   if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;

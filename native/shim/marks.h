@@ -118,7 +118,6 @@ typedef struct mark_store {
   mark_context *contexts, *unused_contexts;
   char *chunk;
   size_t chunk_left;
-  uint32_t is_short;  // the last stream that was met could not be noted, for lack of memory
 } mark_store;
 
 // ---- streams.c's companions (stream_table.c) ----
@@ -126,6 +125,8 @@ typedef struct mark_store {
 // The stream by what a launch names it; NULL: not known (and not made), or of no device that takes
 // turns, or the driver does not know it.
 stream_state *stream_state_of(struct compute_state *all, CUstream stream, bool make);
+// Is it a stream of a device that takes turns?
+bool stream_takes_turns(struct compute_state *all, CUstream stream);
 // It is about to be destroyed; what is under way in it is still measured, and nothing is marked in
 // it any more.
 void stream_state_forget(struct compute_state *all, CUstream stream);

@@ -104,18 +104,28 @@ static stream_state *insert(compute_state *all, const stream_name *name, CUconte
   return place;
 }
 
+// The device whose turns the stream's work takes; NULL: there are none, or no such stream.
+static compute_device *device_of(compute_state *all, CUstream stream, target *at) {
+  if (target_stream(at, stream) != CUDA_SUCCESS || at->context == NULL || at->device < 0) {
+    return NULL;
+  }
+  compute_device *device = &all->devices[at->device];
+  return device->has_turns == 0 ? NULL : device;
+}
+
+bool stream_takes_turns(compute_state *all, CUstream stream) {
+  target at;
+  return device_of(all, stream, &at) != NULL;
+}
+
 static stream_state *make(compute_state *all, CUstream stream, const stream_name *name,
                           size_t bucket) {
   target at;
-  if (target_stream(&at, stream) != CUDA_SUCCESS || at.context == NULL || at.device < 0) {
-    return NULL;
-  }
-  compute_device *device = &all->devices[at.device];
-  if (device->has_turns == 0) return NULL;
+  compute_device *device = device_of(all, stream, &at);
+  if (device == NULL) return NULL;
   pthread_mutex_lock(&all->marks.lock);
   stream_state *made = find(&all->marks, name, bucket);
   if (made == NULL) made = insert(all, name, at.context, device, bucket);
-  __atomic_store_n(&all->marks.is_short, made == NULL, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&all->marks.lock);
   return made;
 }

@@ -112,7 +112,7 @@ WRONG = {
     ),
     "placement-of-another-pod": Wrong(
         part("4Gi"),
-        ("was decided for another pod", "remove the annotation"),
+        ("was decided for another pod", "again without the annotation"),
         {
             "allotment.dev/placement": json.dumps(
                 {"version": 1, "pod": "someone", "containers": {"main": {"devices": ["GPU-1"]}}}

@@ -550,6 +550,42 @@ static void a_thief_is_known_whatever_it_leaves(void) {
   remove_device();
 }
 
+// A share whose processor time is limited is stopped for nine tenths of the time, and loses its
+// turns while it is. Its neighbour is honest.
+static void a_neighbour_of_a_throttled_share_is_believed(void) {
+  make_device();
+  allot_leases slow, honest;
+  join_seat(&slow, take_seat(ANYTHING_GOES));
+  join_seat(&honest, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  const uint64_t end = now + 120000 * MS;
+  allot_lease ours, theirs;
+  allot_lease_want(&honest, now, &theirs);
+  allot_lease_want(&slow, now, &ours);
+  for (; now < end; now += MS) {
+    allot_lease_beat(&honest, true, now);
+    if (!theirs.held) allot_lease_check(&honest, now, &theirs);
+    // Pieces of 20 ms: its turns end while the other is stopped.
+    if (theirs.held && now / MS % 20 == 0) {
+      allot_lease_release(&honest, 20 * MS, 0, true, now, &theirs);
+    }
+    if (now / MS % 100 >= 10) continue;
+    allot_lease_beat(&slow, true, now);
+    if (ours.held) {
+      allot_lease_charge(&slow, MS, 0, now, &ours);
+      if (ours.yield) allot_lease_release(&slow, 0, 0, true, now, &ours);
+    } else {
+      allot_lease_check(&slow, now, &ours);
+    }
+    CHECK(slow.file->distrusted == 0, "after %llu ms", (unsigned long long)(end - now) / MS);
+  }
+  allot_leases_read(&slow, &state);
+  CHECK(state.seats[slow.seat].used_ns < 12000 * MS);  // it is far from its half
+  allot_leases_close(&honest);
+  allot_leases_close(&slow);
+  remove_device();
+}
+
 // Who wakes another without end is not heard for some time.
 static void storms_of_messages_are_not_heard(void) {
   make_device();
@@ -595,6 +631,7 @@ int main(void) {
   damaged_leases_are_put_right();
   storms_of_messages_are_not_heard();
   a_thief_is_known_whatever_it_leaves();
+  a_neighbour_of_a_throttled_share_is_believed();
   puts("ok");
   return 0;
 }

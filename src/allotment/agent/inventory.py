@@ -333,15 +333,13 @@ class GpuWatch:
 
     async def _observe_missing(self, uuids: AbstractSet[str]) -> None:
         """Observe GPUs that NVML does not list: gone, or hidden from this process."""
-        self._hidden &= uuids
         asked = self._kernel.ask(self._session.driver_gpus) if uuids else None
-        if asked is None:
-            return  # none is missing, or the kernel has not answered yet
-        try:
-            listed = await self._outcome(asked, self._patience_s)
-        except (TimeoutError, AllotError):
-            return  # a later look may know
-        self._hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
+        # Until the kernel answers, none is offered, and no pod is evicted for it.
+        self._hidden = frozenset(uuids)
+        with suppress(TimeoutError, AllotError):
+            if asked is not None:
+                listed = await self._outcome(asked, self._patience_s)
+                self._hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
         for uuid in uuids:
             self._observe(uuid, Hidden() if uuid in self._hidden else Gone())
 

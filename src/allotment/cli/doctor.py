@@ -459,7 +459,8 @@ _MANIFESTS = (
         check="pods' placements",
         risk="users can forge the GPUs of a pod or change the request of a running one, or an agent"
         " can change other nodes",
-        fix="kubectl apply -f deploy/manifests/agent.yaml",
+        fix="kubectl apply -f deploy/manifests/agent.yaml; write the account of a scheduler of your"
+        " own into it first",
     ),
     _Manifest(
         file="scheduler.yaml",
@@ -549,7 +550,8 @@ def _problem(name: str, shipped: _Spec, found: _Spec | None) -> str:
     """Say whether a policy or binding is missing, or how it differs; empty: it is the same."""
     resource, _, policy = name.partition("/")
     if found is None:
-        return f"no policy {policy}"
+        is_policy = resource == _KINDS["ValidatingAdmissionPolicy"]
+        return f"no policy {policy}" if is_policy else f"no binding of the policy {policy}"
     expected, present = _with_defaults(shipped), _with_defaults(found)
     differing = sorted(
         key for key in expected.keys() | present.keys() if expected.get(key) != present.get(key)

@@ -28,7 +28,10 @@ _PLACE_AGAIN = (
     "delete the pod and create it again, without a placement of your own; for a pod with a"
     " controller the agent does so"
 )
-_OTHER_MODE = "remove the annotation allotment.dev/mode, or choose a node that has such GPUs"
+_OTHER_MODE = (
+    "create the pod again without the annotation allotment.dev/mode, or choose a node that has such"
+    " GPUs"
+)
 
 
 def share_of(entry: CheckpointEntry) -> ShareId:

@@ -133,6 +133,7 @@ _log = structlog.get_logger("allotment.front")
 _POLL_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
+_READY_S: Final = 10.0
 _LISTEN_S: Final = 5.0
 """The kubelet reads the list right after a registration."""
 _LEAVE_S: Final = 1.0
@@ -227,12 +228,13 @@ class Front:
                 self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         asking = asyncio.create_task(self._ask_for_agent())
         watch = _FolderWatch(self._folder, self._nudge.set)
+        began = self._clock()
         try:
             while not self._is_over():
                 self._nudge.clear()
                 problem = watch.renew()
                 await self._compare()
-                if problem is None:
+                if problem is None or self._clock() - began > _READY_S:
                     _notify_systemd()
                 self._report_watch(problem)
                 with contextlib.suppress(TimeoutError):

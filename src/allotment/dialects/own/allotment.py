@@ -383,5 +383,5 @@ def _with_bytes(
 
 
 def _misplaced(pod: Pod, container: Container, problem: str) -> UsageError:
-    hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
+    hint = f"create the pod again without the annotation {PLACEMENT}: the node chooses"
     return refusal(pod, container.name, f"{PLACEMENT} {problem}", hint=hint)

@@ -40,7 +40,8 @@ LEFT_OUT = (
 """In place of a cut value. Readers refuse it."""
 
 _REMOVE = (
-    f"remove the annotation {PLACEMENT}, so that the node chooses, or let a scheduler write it"
+    f"create the pod again without the annotation {PLACEMENT}: a scheduler writes it, or the node"
+    " chooses"
 )
 
 PlacedSlice = tuple[

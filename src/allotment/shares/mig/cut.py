@@ -226,7 +226,8 @@ def _as_placed(
         return DoesNotFitError(
             f"{chosen}, which this GPU cannot have; it has"
             f" {', '.join(profile.name for profile in profiles)}",
-            hint="remove the annotation allotment.dev/placement, so that the node chooses",
+            hint="create the pod again without the annotation allotment.dev/placement: the node"
+            " chooses",
         )
     key = profile.number, place.start
     end = place.start + profile.size

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from allotment.agent.plugin import front as front_module
 from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, _FolderWatch, read_status
 from allotment.agent.plugin.front import LOCK as FRONT_LOCK
 from allotment.agent.plugin.front_keeping import FrontKeeping
@@ -385,6 +386,24 @@ def test_systemd_waits_while_the_kernel_watches_nothing(
                 with pytest.raises(BlockingIOError):
                     systemd.recv(64)
                 later.mkdir()
+                assert await asyncio.get_running_loop().sock_recv(systemd, 64) == b"READY=1"
+
+    asyncio.run(story())
+
+
+def test_systemd_starts_the_kubelet_also_if_the_kernel_watches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_READY_S", 0.0)
+    world.kubelet.folder.rmdir()
+    world.kubelet.folder.symlink_to(world.state / "never")
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(world.state / "notify"))
+            systemd.setblocking(False)
+            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
+            async with world.running(world.front().run()), asyncio.timeout(30):
                 assert await asyncio.get_running_loop().sock_recv(systemd, 64) == b"READY=1"
 
     asyncio.run(story())

@@ -83,7 +83,7 @@ def test_refused(placement: object, said: str) -> None:
         asks(placement)
     assert refused.value.message.startswith("pod team/train")
     assert said in refused.value.message
-    assert "remove the annotation allotment.dev/placement" in str(refused.value.hint)
+    assert "without the annotation allotment.dev/placement" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_slices_that_cannot_be_meant_are_refused(changes: dict[str, object], sai
     with pytest.raises(UsageError) as refused:
         asks(whole(containers={"train": placed}))
     assert said in refused.value.message
-    assert "remove the annotation allotment.dev/placement" in str(refused.value.hint)
+    assert "without the annotation allotment.dev/placement" in str(refused.value.hint)
 
 
 VALUES = st.recursive(
