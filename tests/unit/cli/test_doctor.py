@@ -135,14 +135,20 @@ def test_a_policy_that_differs_is_named_with_what_differs(
     assert "kubectl apply -f deploy/manifests/" in fix
 
 
-@pytest.mark.parametrize("missing", [f"policies {STATE}", f"bindings {PLACEMENTS}"])
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        (f"policies {STATE}", f"no policy {STATE}"),
+        (f"bindings {PLACEMENTS}", f"no binding of the policy {PLACEMENTS}"),
+    ],
+)
 def test_a_missing_policy_is_named(
-    monkeypatch: pytest.MonkeyPatch, installed: Specs, missing: str
+    monkeypatch: pytest.MonkeyPatch, installed: Specs, missing: str, text: str
 ) -> None:
     specs = {name: spec for name, spec in installed.items() if name != missing}
     found = findings(monkeypatch, specs)
     (detail,) = [detail for kind, detail, _ in found.values() if kind == "note"]
-    assert detail.startswith(f"no policy {missing.partition(' ')[2]} in the cluster")
+    assert detail.startswith(f"{text} in the cluster")
 
 
 def test_where_no_scheduler_is_installed_its_policies_are_not_missing(
