@@ -123,11 +123,7 @@ class Extender:
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Answer with a score for each node.
-
-        Pods without GPUs use CPU and memory that GPU pods need: they go to the nodes where that
-        costs least.
-        """
+        """Answer with a score for each node; for pods without GPUs, with the best nodes only."""
         self._check()
         sent, asked = wire.read_filter(body)
         names = list(asked)
@@ -185,13 +181,14 @@ class Extender:
         return _unbound(outcome.problem)
 
     def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
-        """Score nodes for a pod without GPUs: nodes without GPUs first."""
-        ours = [name for name in names if self._book.cluster.node(name) is not None]
-        best = dict.fromkeys(self._book.rank(need, ours).best)
-        scores = _scores([*best, *(name for name in sorted(ours) if name not in best)])
-        most = (len(ours) + 1) * STEP
-        others = (name for name in names if self._book.cluster.node(name) is None)
-        return [*scores, *(wire.HostPriority(host=name, score=most) for name in others)]
+        """Return where a pod's CPU and memory cost GPU pods least: nodes without GPUs, if any.
+
+        kube-scheduler adds 0 for a node that is left out. Scores for all cost more than the search.
+        """
+        others = [name for name in names if self._book.cluster.node(name) is None]
+        if others:
+            return [wire.HostPriority(host=name, score=STEP) for name in others]
+        return _scores(self._book.rank(need, names).best)
 
     async def _read(self, arguments: wire.BindingArguments) -> ClusterPod | None:
         """Return a pod from the watch, else from the API server. Raises `KubeError`."""
