@@ -25,7 +25,7 @@ _NUMBERS = count(1)
 
 def printed() -> str:
     """What `--print-config` prints, for a kube-scheduler that runs alone and outside of a pod."""
-    result = CliRunner().invoke(command, ["--print-config", "--listen", f":{PORT}"])
+    result = CliRunner().invoke(command, ["--print-config", "--plain-pods", "--listen", f":{PORT}"])
     assert result.exit_code == 0, result.output
     alone: Json = {
         "clientConnection": {"kubeconfig": "{kubeconfig}"},
@@ -82,7 +82,7 @@ def test_they_go_where_no_gpu_is_and_those_with_gpus_go_to_gpus(
         scheduler.wait_ready()
         create_plain(pods)
         assert nodes_of(pods, PLAIN) == {"plain": PLAIN}
-        pods.create(gpu_pod("share"))
+        pods.create(gpu_pod("share", schedulerName="allotment-scheduler"))
         assert nodes_of(pods, PLAIN + 1) == {"plain": PLAIN, "gpu": 1}
 
 

@@ -115,8 +115,8 @@ _LISTEN = "127.0.0.1:9447"
     metavar="NAME",
     default="",
     show_default=False,
-    help="schedulerName to write into pods with parts of GPUs that name none.  [default:"
-    " unchanged]",
+    help="schedulerName to write into pods with parts of GPUs that name none, and the profile for"
+    " them in --print-config.  [default: unchanged, and allotment-scheduler]",
 )
 @click.option(
     "--dialects",
@@ -183,9 +183,9 @@ _LISTEN = "127.0.0.1:9447"
 )
 @click.option(
     "--plain-pods/--no-plain-pods",
-    default=True,
+    default=False,
     help="With --print-config: whether kube-scheduler also asks about pods without GPUs, to keep"
-    " them off nodes whose GPUs need the CPU.",
+    " them off nodes whose GPUs need the CPU. Each such pod then costs one request.",
 )
 @click.option(
     "--print-manifests",
@@ -252,7 +252,7 @@ def configuration(options: SchedulerOptions) -> str:
         host=host,
         port=port,
         tls=tls,
-        scheduler=options.scheduler_name or "default-scheduler",
+        scheduler=options.scheduler_name or "allotment-scheduler",
         has_plain_pods=options.plain_pods,
     )
 

@@ -14,7 +14,8 @@ from allotment.model.errors import AllotError, UsageError
 
 
 def test_the_configuration_is_one_of_kube_scheduler() -> None:
-    result = CliRunner().invoke(command, ["--print-config", "--listen", ":9000"])
+    options = ["--print-config", "--listen", ":9000"]
+    result = CliRunner().invoke(command, [*options, "--plain-pods"])
     assert result.exit_code == 0, result.output
     config = yaml.safe_load(result.output)
     assert config["kind"] == "KubeSchedulerConfiguration"
@@ -27,13 +28,28 @@ def test_the_configuration_is_one_of_kube_scheduler() -> None:
     assert plain["ignorable"] is True
     assert "managedResources" not in plain
     assert [each for each in plain if each.endswith("Verb")] == ["prioritizeVerb"]
-    alone = CliRunner().invoke(command, ["--print-config", "--listen", ":9000", "--no-plain-pods"])
+    alone = CliRunner().invoke(command, options)
     assert yaml.safe_load(alone.output) == config | {"extenders": [extender]}
+
+
+def test_the_configuration_slows_no_other_profile() -> None:
+    config = yaml.safe_load(CliRunner().invoke(command, ["--print-config"]).output)
+    assert config.keys() == {"apiVersion", "kind", "profiles", "extenders"}
+    assert config["profiles"] == [
+        {"schedulerName": "default-scheduler"},
+        {"schedulerName": "allotment-scheduler", "percentageOfNodesToScore": 100},
+    ]
+
+
+def test_a_profile_is_printed_once() -> None:
+    options = ["--print-config", "--scheduler-name", "default-scheduler"]
+    (profile,) = yaml.safe_load(CliRunner().invoke(command, options).output)["profiles"]
+    assert profile == {"schedulerName": "default-scheduler", "percentageOfNodesToScore": 100}
 
 
 def test_the_configuration_names_the_authority_where_it_is_https() -> None:
     options = ["--print-config", "--listen", "[::1]:9000", "--tls-cert-file", "x.crt"]
-    config = yaml.safe_load(CliRunner().invoke(command, options).output)
+    config = yaml.safe_load(CliRunner().invoke(command, [*options, "--plain-pods"]).output)
     extender, plain = config["extenders"]
     assert plain["tlsConfig"] == extender["tlsConfig"]
     assert extender["urlPrefix"] == "https://[::1]:9000"
@@ -44,12 +60,12 @@ def test_the_configuration_names_the_authority_where_it_is_https() -> None:
 def test_the_configuration_leads_to_the_service_and_shows_who_asks() -> None:
     options = ["--listen", ":9447", "--client-secret", "c", "--service", "gpus/ext"]
     config = yaml.safe_load(CliRunner().invoke(command, [*options, "--print-config"]).output)
-    extender, _ = config["extenders"]
+    (extender,) = config["extenders"]
     assert extender["urlPrefix"] == "https://ext.gpus.svc:9447"
     assert extender["tlsConfig"]["serverName"] == "ext.gpus.svc"
     assert extender["tlsConfig"]["certFile"]
     plain = CliRunner().invoke(command, [*options[:2], *options[4:], "--print-config"]).output
-    extender, _ = yaml.safe_load(plain)["extenders"]
+    (extender,) = yaml.safe_load(plain)["extenders"]
     assert extender["urlPrefix"] == "http://ext.gpus.svc:9447"
     assert "tlsConfig" not in extender
 
@@ -63,7 +79,7 @@ def test_what_is_printed_goes_by_the_settings(tmp_path: Path) -> None:
     options = ["--dialects", str(path)]
     result = CliRunner().invoke(command, [*options, "--print-config", "--scheduler-name", "ours"])
     config = yaml.safe_load(result.output)
-    assert [each["schedulerName"] for each in config["profiles"]] == ["ours"]
+    assert [each["schedulerName"] for each in config["profiles"]] == ["default-scheduler", "ours"]
     names = ["--webhook-service", "gpus/hook", "--webhook-configuration", "gpus"]
     result = CliRunner().invoke(command, [*options, "--print-manifests", *names])
     assert result.exit_code == 0, result.output

@@ -410,15 +410,16 @@ CLIENT_FILES: Final = {
 }
 """Paths of the mounted Secret with kube-scheduler's certificate."""
 
+_DEFAULT: Final = "default-scheduler"
 _CONFIG = """\
-# A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
-# with {resource}.
+# A KubeSchedulerConfiguration for the cluster's kube-scheduler (--config): it asks `allot
+# scheduler` about pods with {resource}. A second kube-scheduler has only the second profile.
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-# Score all nodes: the best one may be among those that are left out.
-percentageOfNodesToScore: 100
 profiles:
+{others}  # For pods with shares, which may fit only on nodes that a sample leaves out.
   - schedulerName: {scheduler}
+    percentageOfNodesToScore: 100
 extenders:
   - urlPrefix: {url}
     filterVerb: filter
@@ -436,8 +437,8 @@ extenders:
 """
 
 _PLAIN_PODS = """\
-  # Pods without GPUs, to keep them off nodes whose GPUs need the CPU. Without an answer within
-  # a second kube-scheduler places them as usual.
+  # Pods without GPUs, to keep them off nodes whose GPUs need the CPU: one request for each.
+  # Without an answer within a second kube-scheduler places them as usual.
   - urlPrefix: {url}
     prioritizeVerb: prioritize
     weight: 1
@@ -449,10 +450,11 @@ _PLAIN_PODS = """\
 
 
 def kube_configuration(
-    *, host: str, port: int, tls: Mapping[str, str], scheduler: str, has_plain_pods: bool = True
+    *, host: str, port: int, tls: Mapping[str, str], scheduler: str, has_plain_pods: bool = False
 ) -> str:
-    """Write the configuration of a kube-scheduler with the name `scheduler`.
+    """Write a kube-scheduler's configuration, in which the profile `scheduler` is for shares.
 
+    Its settings are the profile's: pods of other profiles cost nothing more.
     `tls`: its TLS fields; empty: HTTP. `has_plain_pods`: also score pods without GPUs.
     """
     shown = f"[{host}]" if ":" in host else host
@@ -460,6 +462,7 @@ def kube_configuration(
     return text.format(
         resource=GPU,
         scheduler=scheduler,
+        others="" if scheduler == _DEFAULT else f"  - schedulerName: {_DEFAULT}\n",
         url=f"{'https' if tls else 'http'}://{shown}:{port}",
         https="true" if tls else "false",
         tls="".join(

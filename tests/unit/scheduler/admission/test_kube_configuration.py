@@ -27,7 +27,7 @@ LIMITS = st.dictionaries(
 
 def test_no_other_system_s_pods_are_asked_about_or_bound() -> None:
     """kube-scheduler lets the first extender bind that has one of a pod's resources."""
-    text = kube_configuration(host="here", port=1, tls={}, scheduler="ours")
+    text = kube_configuration(host="here", port=1, tls={}, scheduler="ours", has_plain_pods=True)
     extender, plain = yaml.safe_load(text)["extenders"]
     assert extender["bindVerb"] == "bind"
     assert "bindVerb" not in plain
