@@ -309,12 +309,9 @@ BENCHES: Final = (
     _scheduler(
         "rate",
         "rate",
-        300,
-        "How many pods with GPUs are bound in a second, beside pods that ask only CPU?",
-        base="only CPU",
-    ),
-    _scheduler(
-        "cost", "cost", 120, "What does binding a pod cost each process of the control plane?"
+        1500,
+        "How many pods are bound in a second, and what does each pod cost?",
+        base="pods without GPUs, stock",
     ),
     _scheduler(
         "slow-bindings",

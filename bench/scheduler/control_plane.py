@@ -7,6 +7,8 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
+import signal
 import ssl
 import threading
 import time
@@ -15,27 +17,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-from scheduling import PORT, Scheduler, add_gpu_nodes, gpu_pod, scheduler_config
+from scheduling import PORT, Scheduler, add_gpu_nodes, gpu_pod
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import wait_until
 
-from allotment.dialects.own.allotment import GPU_MEMORY
-from allotment.dialects.own.annotations import MEMORY
 from allotment.model.clusters import NodeInventory
+from allotment.scheduler.admission.manifests import kube_configuration
 from bench.scheduler.cluster_shape import Scale, Spec
 
 _NAMES = itertools.count(1)
-_RANKS_ALL = """\
-  - urlPrefix: http://127.0.0.1:{port}
-    prioritizeVerb: prioritize
-    weight: 1
-    nodeCacheCapable: true
-    ignorable: true
-    httpTimeout: 5s
+SHARES = "allotment-scheduler"
+"""The profile for pods with shares."""
+_ALONE = """\
+clientConnection: {kubeconfig: "{kubeconfig}", qps: 2000, burst: 4000}
+leaderElection: {leaderElect: false}
 """
-"""Another extender: without managed resources it is asked about every pod."""
 
 
 class _Metadata(msgspec.Struct):
@@ -171,20 +169,30 @@ class ControlPlane:
             explain=lambda: f"{len(self.watcher.of(namespace))} are",
         )
 
-    def pods_per_second(
-        self, bodies: Sequence[Json], *, timeout_s: float = 300, keep: bool = True
-    ) -> float:
-        """Create pods while kube-scheduler is stopped; then return how many are bound in a second.
-
-        Without `keep` they are gone afterwards.
-        """
+    def configure(self, config: str | None) -> None:
+        """Restart kube-scheduler with another configuration; None: stock. It knows all nodes."""
+        self.cluster.configure_scheduler(config)
         namespace = self.namespace()
-        with self.cluster.without("kube-scheduler"):
+        self.create(namespace, [plain_body("first")])
+        self.bound_at(namespace, 1, timeout_s=60)
+        self.clear(namespace)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop kube-scheduler. It takes pods in the order of their creation, if not restarted."""
+        pid = self.cluster.components["kube-scheduler"].process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def pods_per_second(self, bodies: Sequence[Json], *, timeout_s: float = 300) -> float:
+        """Create pods while kube-scheduler is stopped; return how many it then binds a second."""
+        namespace = self.namespace()
+        with self.held():
             self.create(namespace, bodies)
         times = self.bound_at(namespace, len(bodies), timeout_s=timeout_s)
-        if not keep:
-            self.delete(namespace)
-            wait_until(lambda: not self.items(namespace), "empty namespace", timeout_s=60)
         return (len(times) - 1) / (times[-1] - times[0])
 
     def items(self, namespace: str | None = None) -> list[Json]:
@@ -197,6 +205,11 @@ class ControlPlane:
         path = f"/api/v1/namespaces/{namespace}/pods"
         self.cluster.api.delete(path, gracePeriodSeconds="0")
 
+    def clear(self, namespace: str) -> None:
+        """Remove all pods of a namespace, and wait for it."""
+        self.delete(namespace)
+        wait_until(lambda: not self.items(namespace), "empty namespace", timeout_s=60)
+
 
 def gpu_body(name: str, spec: Spec) -> Json:
     """A pod that asks for GPUs."""
@@ -206,20 +219,21 @@ def gpu_body(name: str, spec: Spec) -> Json:
         memory=f"{spec.memory * spec.gpus}Gi",
         compute=spec.compute * spec.gpus,
         cpu=f"{spec.cpu}m",
+        schedulerName=SHARES,
     )
-
-
-def gpu_body_in_percent(name: str, spec: Spec) -> Json:
-    """Ask for the same by one extended resource less: each costs kube-scheduler time by node."""
-    body = gpu_body(name, spec)
-    del body["spec"]["containers"][0]["resources"]["limits"][GPU_MEMORY]
-    body["metadata"]["annotations"][MEMORY] = f"{100 * spec.memory // 80}%"
-    return body
 
 
 def plain_body(name: str) -> Json:
     """A pod that asks for CPU alone."""
     return pod(name, container(["sleep"], limits={"cpu": "100m"}))
+
+
+def configuration(*, port: int = PORT, ranks_all: bool = False) -> str:
+    """What `--print-config` prints, for a kube-scheduler that runs alone and outside of a pod."""
+    printed = kube_configuration(
+        host="127.0.0.1", port=port, tls={}, scheduler=SHARES, has_plain_pods=ranks_all
+    )
+    return printed + _ALONE
 
 
 @contextlib.contextmanager
@@ -234,9 +248,7 @@ def control_plane(
 
     `hears_all`: of the watcher. `ranks_all`: ours is asked about pods without GPUs as well.
     """
-    config = scheduler_config(port=port)
-    if ranks_all:
-        config += _RANKS_ALL.format(port=port)
+    config = configuration(port=port, ranks_all=ranks_all)
     alike: dict[tuple[int, int], list[NodeInventory]] = defaultdict(list)
     for each in inventories:
         alike[each.cpu_milli, each.memory_bytes].append(each)

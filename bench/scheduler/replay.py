@@ -35,7 +35,7 @@ from bench.harness.options import Options
 from bench.harness.results import Result
 from bench.harness.runner import NoRig
 from bench.scheduler.cluster_shape import Scale
-from bench.scheduler.control_plane import ControlPlane, control_plane, scheduling
+from bench.scheduler.control_plane import SHARES, ControlPlane, control_plane, scheduling
 from bench.scheduler.trace_needs import need_of
 
 _MARKS: Final = (95, 100, 130)
@@ -152,4 +152,5 @@ def body_of(name: str, each: TracePod) -> Json:
         notes[keys.MEMORY] = written_part(request.memory.part)
         if request.constraints.models:
             notes[keys.MODELS] = written_rules(request.constraints.models)
-    return pod(name, container(["sleep"], limits=limits), annotations=notes)
+    # In one profile, so that as many nodes are examined for each: those without GPUs, too.
+    return pod(name, container(["sleep"], limits=limits), annotations=notes, schedulerName=SHARES)

@@ -276,6 +276,12 @@ class Cluster:
         """Ends one by a signal, starts it again and waits until it answers."""
         self._components[component].restart(number=number)
 
+    def configure_scheduler(self, config: str | None) -> None:
+        """Starts kube-scheduler again with another configuration; None: with Kubernetes' own."""
+        self._scheduler_config = config
+        self.stop("kube-scheduler")
+        self._add(control_plane.scheduler(self._plan())).start()
+
     @contextmanager
     def without(self, component: str, number: int = signal.SIGTERM) -> Iterator[None]:
         """Stops one for the length of a `with`."""
