@@ -25,6 +25,7 @@ from allotment.model.pods import PodUid
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.extender.wire import read_preemption
+from allotment.scheduler.supervise import freeze_objects
 from bench.harness.options import Options
 from bench.harness.quantiles import quantile, summarize
 from bench.harness.results import Result
@@ -34,7 +35,8 @@ from bench.scheduler.cluster_shape import GIB, Scale, nodes
 _NODES = 1213
 _ASKED = 121
 _ON_EACH = 8
-_TARGET_MS = 50.0
+_WHOLE_MS = 100.0
+_TARGET_MS = 20.0
 """Of the loop: a Lease is renewed every second, and a webhook waits for five."""
 
 
@@ -61,6 +63,7 @@ def _preemption(scale: Scale, *, gpus: int, is_hopeless: bool, what: str) -> Ite
     body = _body(gpus, asked)
     heard = to_cluster_pod(read_preemption(body).pod)
     pods[heard.uid] = heard
+    freeze_objects()  # as the service does
     took, held = [], []
     for _ in range(max(3, scale.of(20))):
         preemption = Preemption(cluster, pods=pods.get)
@@ -75,6 +78,7 @@ def _preemption(scale: Scale, *, gpus: int, is_hopeless: bool, what: str) -> Ite
         value=quantile(took, 0.5),
         unit="ms",
         summary=summarize(took),
+        target=_WHOLE_MS,
         samples=len(took),
     )
     yield Result(

@@ -306,8 +306,10 @@ class Preemption:
         """Return a minimal subset of `others` that suffices.
 
         Room grows with each eviction, so bisection finds the shortest prefix. Pods outside the
-        chosen devices are spared at once, the others one by one, the most important first.
+        chosen devices are spared at once, the others one by one, the most important first. Of pods
+        with equal amounts on the same devices none can be spared after one cannot.
         """
+        bookings = self._cluster.on(node)
         too_few, enough = 0, len(others)
         while enough - too_few > 1:
             middle = (too_few + enough) // 2
@@ -318,14 +320,24 @@ class Preemption:
         kept = list(others[:enough])
         placed = await self._fits(need, node, [*fixed, *kept], turns)
         if placed is not None:
-            wanted, bookings = _devices(placed), self._cluster.on(node)
+            wanted = _devices(placed)
             few = [uid for uid in kept if uid in bookings and _devices(bookings[uid]) & wanted]
             if len(few) < len(kept) and await self._fits(need, node, [*fixed, *few], turns):
                 kept = few
+        amounts: dict[PodUid, object] = {
+            uid: (each.cpu_milli, each.memory_bytes, each.containers)
+            for uid, each in bookings.items()
+        }
+        needed: set[object] = set()
         for uid in reversed(kept[:]):
+            amount = amounts.get(uid, uid)
+            if amount in needed:
+                continue
             fewer = [each for each in kept if each != uid]
             if await self._fits(need, node, [*fixed, *fewer], turns):
                 kept = fewer
+            else:
+                needed.add(amount)
         return kept
 
     async def _fits(

@@ -156,6 +156,22 @@ def test_a_preemption_looks_at_no_more_than_one_bound(monkeypatch: pytest.Monkey
     assert judged <= (100_000 + 20_000) // 50 * 8 + 30 * 8 * 3
 
 
+def test_of_equal_pods_on_a_gpu_one_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = crowded()
+    scene.wait("wants", limits={"allotment.dev/gpu": "2"}, priority=100)
+    examined: list[int] = []
+    plain = NominatedCluster.place
+
+    def place(self: NominatedCluster, need: PodNeed, node: str, **more: Any) -> object:  # noqa: ANN401 - its own
+        examined.append(len(more.get("without", ())))
+        return plain(self, need, node, **more)
+
+    monkeypatch.setattr(NominatedCluster, "place", place)
+    chosen = [f"low-{number:02}" for number in range(10)]
+    assert len(scene.preempt("wants", {"a": chosen})["a"]) == 20
+    assert examined.count(19) == 2 + 1, "one of each GPU, and one by bisection"
+
+
 def test_the_cheapest_node_is_answered_and_no_other() -> None:
     scene = Scene({"a": 1, "b": 1, "c": 1})
     for name, priority in (("a", 5), ("b", 1), ("c", 9)):
