@@ -22,7 +22,7 @@ from allotment.agent.inventory import Gone, GpuWatch, Hidden, Sighting
 from allotment.devices import faults, layout
 from allotment.devices.events import GpuEvent
 from allotment.devices.simulated import SimulatedMachine, reset_gpu
-from allotment.devices.watching import Look
+from allotment.devices.watching import Look, NvmlSession
 from allotment.model.errors import NoDevicesError
 from allotment.model.pods import Owner, Pod
 
@@ -253,6 +253,35 @@ def test_a_gpu_that_the_agent_may_not_use_is_hidden_and_not_gone(
             assert isinstance(seen[other], Gone)
 
     asyncio.run(script())
+
+
+def test_a_missing_gpu_is_not_called_lost_before_the_kernel_answers(
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = machine("t4:2")
+    uuids = uuids_of(path)
+    monkeypatch.setenv("ALLOTMENT_SIMULATED_DEVICES", uuids[1])
+    may_answer = threading.Event()
+
+    def no_gpus(_: NvmlSession) -> frozenset[str]:
+        may_answer.wait()
+        return frozenset()
+
+    monkeypatch.setattr(NvmlSession, "driver_gpus", no_gpus)
+
+    async def script() -> None:
+        seen = dict[str, Sighting]()
+        watch = GpuWatch(machine=path, patience_s=0.5, poll_s=0.1, expected=lambda: uuids)
+        watch.hear(lambda uuid, sighting: seen.update({uuid: sighting}))
+        async with watching(watch):
+            await until(lambda: isinstance(seen.get(uuids[0]), Hidden))
+            may_answer.set()
+            await until(lambda: isinstance(seen[uuids[0]], Gone))
+
+    try:
+        asyncio.run(script())
+    finally:
+        may_answer.set()
 
 
 def test_a_gpu_that_reports_something_is_looked_at_before_its_time(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import suppress
@@ -55,6 +55,8 @@ class Hidden:
         " and the device nodes of the agent's container, else at the kernel's log"
     )
 
+
+_UNANSWERED: Final = "NVML no longer lists it, and the kernel's list of GPUs cannot be read"
 
 Sighting = Look | ReadFailure | Silent | Gone | Hidden | GpuEvent
 """What was observed of one GPU."""
@@ -133,7 +135,7 @@ class GpuWatch:
         self._signature: object = None
         self._gpus: list[_Gpu] = []
         self._devices: dict[str, Device] = {}
-        self._hidden = frozenset[str]()
+        self._hidden: Mapping[str, Hidden] = {}
         self._slices: dict[str, tuple[Device, ...]] = {}
         """Each GPU's MIG devices, by its UUID, as last reported."""
         self._listeners = Listeners(self._session, self._deliver)
@@ -335,13 +337,14 @@ class GpuWatch:
         """Observe GPUs that NVML does not list: gone, or hidden from this process."""
         asked = self._kernel.ask(self._session.driver_gpus) if uuids else None
         # Until the kernel answers, none is offered, and no pod is evicted for it.
-        self._hidden = frozenset(uuids)
+        self._hidden = dict.fromkeys(uuids, Hidden(_UNANSWERED))
         with suppress(TimeoutError, AllotError):
             if asked is not None:
                 listed = await self._outcome(asked, self._patience_s)
-                self._hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
+                hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
+                self._hidden = dict.fromkeys(hidden, Hidden())
         for uuid in uuids:
-            self._observe(uuid, Hidden() if uuid in self._hidden else Gone())
+            self._observe(uuid, self._hidden.get(uuid, Gone()))
 
     def _ask(self, gpu: _Gpu) -> bool:
         """False: the previous question is still open."""
@@ -439,7 +442,7 @@ class GpuWatch:
             gone = self._problem or "the driver no longer lists it"
             for uuid, device in self._devices.items():
                 if uuid not in by_uuid:
-                    why = Hidden().reason if uuid in self._hidden else gone
+                    why = self._hidden[uuid].reason if uuid in self._hidden else gone
                     problems.append(Problem(device.index, uuid, why, device))
         devices = sorted(self._devices.values(), key=lambda each: (each.index, each.uuid))
         slices = tuple(each for gpu in devices for each in self._slices.get(gpu.uuid, ()))
