@@ -170,7 +170,7 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
 def test_the_scheduler_s_token_changes_its_own_keys_alone(
     control_plane: Cluster, place: str
 ) -> None:
-    """Whoever has it can still bind pods, and move the placements of those that have one."""
+    """Who has it can still bind pods, and move the placements of those that have one."""
     admin, own = control_plane.api, f"{place}/a"
     admin.post(place, pod("a", container(["true"]), annotations={"example.com/note": "x"}))
     record = {"hami.io/vgpu-node": "nowhere"}

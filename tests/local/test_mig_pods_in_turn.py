@@ -74,7 +74,7 @@ async def run_through(node: Node, pod: PodTwin) -> None:
 def test_a_resize_is_done_where_another_container_has_a_slice(
     tmp_path: Path, native_dir: Path
 ) -> None:
-    """The slice has more than its container asks for, and nobody asks for a change of it."""
+    """The slice has more than its container asks for, and no annotation asks for a change."""
     assert native_dir.is_dir()
     node = Node(tmp_path, "[{modes: [soft, mig]}]")
 

@@ -75,6 +75,21 @@ __attribute__((unused)) static void spin(CUfunction function, uint64_t ns, CUstr
   OK(cuLaunchKernel(function, 432, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL));
 }
 
+__attribute__((unused)) static void spin_on_devices(CUfunction function, uint64_t ns,
+                                                    CUstream stream) {
+  void *parameters[] = {&ns};
+  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
+                                 .gridDimX = 1,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = 32,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .hStream = stream,
+                                 .kernelParams = parameters}};
+  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+}
+
 // Sanitized programs launch so slowly that the GPU idles between any two launches.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SLOW 1

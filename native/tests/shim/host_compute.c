@@ -60,17 +60,7 @@ FORM(cooperative, cuLaunchCooperativeKernel(ONE_BLOCK, stream, parameters))
 FORM(cooperative_variant, cuLaunchCooperativeKernel_ptsz(ONE_BLOCK, NULL, parameters))
 
 static void many_devices(uint64_t ns) {
-  void *parameters[] = {&ns};
-  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
-                                 .gridDimX = 1,
-                                 .gridDimY = 1,
-                                 .gridDimZ = 1,
-                                 .blockDimX = 32,
-                                 .blockDimY = 1,
-                                 .blockDimZ = 1,
-                                 .hStream = stream,
-                                 .kernelParams = parameters}};
-  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+  spin_on_devices(function, ns, stream);
 }
 
 static void every_form_is_measured(void) {

@@ -159,18 +159,7 @@ static void launch_graph(void) {
 }
 
 static void launch_on_devices(void) {
-  uint64_t ns = 20 * US;
-  void *parameters[] = {&ns};
-  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
-                                 .gridDimX = 1,
-                                 .gridDimY = 1,
-                                 .gridDimZ = 1,
-                                 .blockDimX = 32,
-                                 .blockDimY = 1,
-                                 .blockDimZ = 1,
-                                 .hStream = stream,
-                                 .kernelParams = parameters}};
-  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+  spin_on_devices(function, 20 * US, stream);
 }
 
 static void fill(void) {

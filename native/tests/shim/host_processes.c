@@ -339,7 +339,7 @@ static void takes_all_that_there_is(void) {
   AGREE();
 }
 
-// The driver lists the process's number again, by the time that somebody asks.
+// The driver lists the process's number again, by the time that it is asked.
 static void a_program_has_the_memory_of_the_one_before_it(void) {
   fflush(NULL);
   pid_t child = fork();
@@ -413,16 +413,8 @@ static void the_dead_are_reported_while_they_have_memory(void) {
 // A process of no share has all of the GPU that is left, and has just been killed.
 static void another_takes_the_rest(void) {
   simulation.machine->faults.release_us = RELEASE_US;
-  fflush(NULL);
-  pid_t child = fork();
-  if (child == 0) {
-    allot_handle apart;
-    OK(allot_machine_open(&apart));
-    OK(allot_machine_attach(&apart, ALLOT_PROCESS_COMPUTE));
-    apart.machine->processes[apart.slot].gpus[0].contexts = 1;
-    EXPECT(allot_gpu_take(&apart, 0, allot_gpu_capacity(&apart, 0) - allot_gpu_used(&apart, 0)));
-    raise(SIGKILL);
-  }
+  pid_t child = keep_the_rest();
+  kill(child, SIGKILL);
   int status;
   EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   EXPECT_EQUAL(physical(0), allot_place_capacity(&simulation, 0));

@@ -22,7 +22,7 @@ Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 Begin = Callable[..., int]
 NOBODY = "65534"
-NOBODYS = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+BECOME_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not can_unshare() or shutil.which("setpriv") is None,
@@ -126,7 +126,7 @@ def begin() -> Iterator[Begin]:
 
 
 READY = "echo $$; exec cat"
-AS_NOBODY = f"{' '.join(NOBODYS)} sh -c '{READY}'"
+AS_NOBODY = f"{' '.join(BECOME_NOBODY)} sh -c '{READY}'"
 BECOME_ROOT = (
     "import os, sys; os.setresuid(0, 0, 0); print(os.getpid(), flush=True); sys.stdin.read()"
 )
@@ -136,7 +136,7 @@ BECOME_ROOT = (
 @pytest.mark.parametrize(
     "program",
     [
-        (*NOBODYS, "sh", "-c", READY),
+        (*BECOME_NOBODY, "sh", "-c", READY),
         # As a set-user-id program that a user calls.
         ("setpriv", f"--ruid={NOBODY}", sys.executable, "-c", BECOME_ROOT),
     ],

@@ -16,7 +16,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from allotment.agent.plugin import front as front_module
 from allotment.agent.plugin.front import ALIVE, OFFER, STATUS, _FolderWatch, read_status
 from allotment.agent.plugin.front import LOCK as FRONT_LOCK
 from allotment.agent.plugin.front_keeping import FrontKeeping
@@ -25,6 +24,8 @@ from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.model.errors import DoesNotFitError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.unit.agent.plugin.conftest import World
 
 GPU = "nvidia.com/gpu"
@@ -348,63 +349,56 @@ def test_what_the_front_writes_is_private(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.fixture
+def systemd(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """What hears a unit of `Type=notify`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(world.state / "notify"))
+        heard.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
+        yield heard
+
+
+async def notice(systemd: socket.socket) -> bytes:
+    async with asyncio.timeout(30):
+        return await asyncio.get_running_loop().sock_recv(systemd, 64)
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 def test_systemd_starts_the_kubelet_when_a_front_watches_its_folder(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+    world: World, systemd: socket.socket, *, is_new: bool
 ) -> None:
     """On a new node the kubelet has not made its folder yet: it starts after the front."""
     if is_new:
         world.kubelet.folder.rmdir()
 
     async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.bind(str(world.state / "notify"))
-            systemd.setblocking(False)
-            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
-            async with world.running(world.front().run()), asyncio.timeout(30):
-                notice = await asyncio.get_running_loop().sock_recv(systemd, 64)
-            assert notice == b"READY=1"
+        async with world.running(world.front().run()):
+            assert await notice(systemd) == b"READY=1"
             assert world.kubelet.folder.is_dir()
 
     asyncio.run(story())
 
 
-def test_systemd_waits_while_the_kernel_watches_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_systemd_waits_some_time_while_the_kernel_watches_nothing(
+    world: World, systemd: socket.socket, *, is_watched: bool
 ) -> None:
-    later = world.state / "later"
+    later, now = world.state / "later", 0.0
     world.kubelet.folder.rmdir()
     world.kubelet.folder.symlink_to(later)
 
     async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.bind(str(world.state / "notify"))
-            systemd.setblocking(False)
-            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
-            async with world.running(world.front().run()), asyncio.timeout(30):
-                await world.until((world.state / STATUS).exists)
-                with pytest.raises(BlockingIOError):
-                    systemd.recv(64)
+        nonlocal now
+        async with world.running(world.front(clock=lambda: now).run()):
+            await world.until((world.state / STATUS).exists)
+            with pytest.raises(BlockingIOError):
+                systemd.recv(64)
+            if is_watched:
                 later.mkdir()
-                assert await asyncio.get_running_loop().sock_recv(systemd, 64) == b"READY=1"
-
-    asyncio.run(story())
-
-
-def test_systemd_starts_the_kubelet_also_if_the_kernel_watches_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(front_module, "_READY_S", 0.0)
-    world.kubelet.folder.rmdir()
-    world.kubelet.folder.symlink_to(world.state / "never")
-
-    async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.bind(str(world.state / "notify"))
-            systemd.setblocking(False)
-            monkeypatch.setenv("NOTIFY_SOCKET", str(world.state / "notify"))
-            async with world.running(world.front().run()), asyncio.timeout(30):
-                assert await asyncio.get_running_loop().sock_recv(systemd, 64) == b"READY=1"
+            else:
+                now = 60.0  # a node without a kubelet is worse than a front that is slow to see it
+            assert await notice(systemd) == b"READY=1"
 
     asyncio.run(story())
 
