@@ -79,14 +79,15 @@ def _cells(result: Result) -> Cells:
         result.name,
         beside,
         seen,
-        _figure(result),
+        figure(result),
         "" if result.ratio is None else f"{result.ratio:.2f}",
         _target(result),
         _verdict(result),
     )
 
 
-def _figure(result: Result) -> str:
+def figure(result: Result) -> str:
+    """Write the figure that the target is for."""
     if result.unit == CHECK:
         return ""
     if result.value is None:

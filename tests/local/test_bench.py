@@ -365,15 +365,41 @@ def stored(commit: str, *, date: str = "2026-01-02T00:00:00+00:00", **changes: A
     )
 
 
-def test_the_page_has_the_newest_results_of_each_bench(tmp_path: Path) -> None:
+PAGE = """Before.
+<!-- bench: overhead -->
+what stood here
+<!-- /bench -->
+<!-- bench: mps -->
+of another room
+<!-- /bench -->
+| it is | <!-- figure: size: the newer -->?<!-- /figure --> | large |
+"""
+
+
+def test_a_page_has_the_newest_results_of_each_bench(tmp_path: Path) -> None:
     old = stored("abc", date="2026-01-01T00:00:00+00:00", name="the older")
     new = stored("abd", name="the newer", summary=summarize([1.0]), base=summarize([2.0]))
     for folder, each in (("z", old), ("a", new)):
         write_records(tmp_path / folder, [each])
-    page = report.render(report.newest(tmp_path))
+    page = report.fill(PAGE, report.newest(tmp_path))
     assert "the older" not in page
+    assert "what stood here" not in page
+    assert "of another room" in page
     assert "| the newer | 2 / 2 x | 1 / 1 x | 1 x | 0.50 | ≤ 2 x | met |" in page
-    assert "made by `c`, 2026-01-02T00:00:00+00:00, commit abd" in page
+    assert "measured: 2026-01-02T00:00:00+00:00, commit abd; machine: m" in page
+    assert "| it is | <!-- figure: size: the newer -->1 x<!-- /figure --> | large |" in page
+    assert report.fill(page, report.newest(tmp_path)) == page
+
+
+def test_a_page_that_asks_for_an_unknown_figure_is_refused() -> None:
+    with pytest.raises(report.NoSuchFigureError, match="'the newer' of size"):
+        report.fill(PAGE, [[stored("abc", name="another")]])
+
+
+def test_the_pages_have_the_stored_results(root: Path) -> None:
+    benches = report.newest(root / "bench" / "results")
+    for page in report.PAGES:
+        assert report.fill(page.read_text(), benches) == page.read_text()
 
 
 def test_what_is_stored_is_read_back(tmp_path: Path) -> None:
