@@ -35,6 +35,8 @@
 #define GRACE_MARGIN_NS (MILLISECOND / 10)
 // A longer one is worth waiting for if the launch that would begin in it is longer by so much.
 #define GRACE_LAUNCH_PARTS 8
+// A share is harmed that loses more than one part in so many of what it is owed.
+#define HARM_PARTS 8
 
 // ---- whose turn it is ----
 
@@ -222,11 +224,12 @@ static void settle_grace(view *at, uint64_t elapsed) {
   }
 }
 
-// Would it be left with less than it is owed if another's launch ran in each of its gaps?
+// Would it be left with clearly less than it is owed if another's launch ran in each of its gaps?
 static bool is_harmed(const view *at, const allot_place_state *one, uint64_t launch_ns) {
   if (launch_ns <= one->gap_ns) return false;
   uint64_t burst_ns = at_most(one->burst_ns, LONGEST_LEASE_NS);
-  return burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns) < at->fraction[one->seat];
+  uint64_t left = burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns);
+  return left < at->fraction[one->seat] - at->fraction[one->seat] / HARM_PARTS;
 }
 
 static uint64_t keep_of(const view *at) {
@@ -235,8 +238,8 @@ static uint64_t keep_of(const view *at) {
   const allot_place_state *one = &state->places[state->holder];
   int64_t grace = state->seats[one->seat].grace_ns;
   if (grace <= 0 || one->gap_ns == 0 || one->gap_ns > (uint64_t)grace) return 0;
-  // Keeping it would cost others more than it brings.
-  if (one->gap_ns > one->burst_ns / 2) return 0;
+  // Keeping it would cost others more than it brings. Who may come next is not known yet.
+  if (one->gap_ns >= one->burst_ns / (state->next >= 0 ? 1 : 2)) return 0;
   uint64_t keep = 2 * one->gap_ns + GRACE_MARGIN_NS;
   if (state->next >= 0) {
     int other = state->places[state->next].seat;

@@ -74,9 +74,22 @@ def test_what_gaps_take_is_shared_in_proportion(
         assert idle <= 100 * (1 - alone) * owed / whole + 1.5, launch_ns
 
 
+@pytest.mark.parametrize(
+    ("launch_ns", "least"), [(5 * MS, (36, 29, 9, 42)), (50 * MS, (28, 19, 1, 37))]
+)
+def test_gaps_as_long_as_bursts_are_kept_as_far_as_the_allowance_goes(
+    launch_ns: int, least: tuple[int, ...]
+) -> None:
+    """The neighbour's launch in each gap would leave 16.7 beside 5 ms, and 2.0 beside 50 ms."""
+    for split, expected in zip(SPLITS, least, strict=True):
+        had, _, idle = parts(split, bursts(MS, 660 * US), launch_ns)
+        assert had >= expected, split
+        assert idle <= max(split[0] / 400, 5) + 0.5, split
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_nothing_is_kept_for_a_program_that_is_mostly_away(split: tuple[int, int]) -> None:
-    for gap_ns, launch_ns in product((MS, 5 * MS, 20 * MS), LAUNCHES):
+    for gap_ns, launch_ns in product((2 * MS, 5 * MS, 20 * MS), LAUNCHES):
         _, _, idle = parts(split, bursts(MS, gap_ns), launch_ns)
         assert idle <= 0.5, (gap_ns, launch_ns)
 
