@@ -248,6 +248,14 @@ BENCHES: Final = (
     _compute(
         "churn", "churn", 120, "Do running shares notice that others start and stop beside them?"
     ),
+    _compute(
+        "forged-turns",
+        "forged_turns",
+        130,
+        "Do programs compute on while a neighbour forges the file of its turns?",
+        base="without it",
+        is_default=False,
+    ),
     # ---- the node agent
     _node(
         "plugin-calls",
