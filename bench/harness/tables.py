@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -58,7 +59,7 @@ def markdown(results: Sequence[Result], *, base: str) -> list[str]:
     """Return the lines of the same table, and of the methods, for a page."""
     head, rows = table(results, base=base)
     lines = [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
-    return [*lines, "", *(f"- {line}." for line in methods(results))]
+    return [*lines, "", *(f"- {_sentences(line)}." for line in methods(results))]
 
 
 def methods(results: Sequence[Result]) -> Iterator[str]:
@@ -108,6 +109,11 @@ def _verdict(result: Result) -> str:
     if result.is_met is False:
         return "WRONG" if result.is_required else "MISSED"
     return "met" if result.is_met else ""
+
+
+def _sentences(text: str) -> str:
+    """A page's lines have room; a method of one sentence is hard to read."""
+    return re.sub(r"; (\w)", lambda found: f". {found[1].upper()}", text)
 
 
 def _escaped(text: str) -> str:
