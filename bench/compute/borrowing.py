@@ -68,7 +68,7 @@ def borrowing(rig: Rig, options: Options) -> Iterator[Result]:
         unit="ms",
         target=200.0,
         samples=len(back),
-        method="from the wake until 30 ± 2 % hold for all of the time until the next sleep, and "
+        method="from the wake until 30 ± 2 % hold until the next sleep, and "
         f"30 ± {_SHORT_WITHIN:.0f} % for every window of 100 ms that begins in the next half "
         "second: one lease of 10 ms more or less; the worst of the wakes (the mean from "
         "200 ms on is shown)",
