@@ -21,7 +21,7 @@ from allotment.cli.groups import wants_colour
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
 from allotment.cli.options import output_option, state_option, usual_kubeconfig
-from allotment.devices.watching import driver_gpus, hidden_gpus
+from allotment.devices.watching import OFF_BUS, driver_gpus, hidden_gpus
 from allotment.ledger import read_contract
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
@@ -353,7 +353,11 @@ def _hidden(shown: Sequence[str | None]) -> Iterator[Finding]:
     """Name the GPUs of the driver that NVML does not show to this process."""
     if inside_share():
         return
-    for uuid in sorted(hidden_gpus(driver_gpus(), shown)):
+    listed = driver_gpus()
+    for uuid in sorted(uuid for uuid, is_lost in listed.items() if is_lost and uuid not in shown):
+        fix = "check the kernel log (dmesg | grep -i xid); restart the machine"
+        yield Finding(f"GPU {uuid}", CheckResult.NOTE, OFF_BUS, fix)
+    for uuid in sorted(hidden_gpus(listed, shown)):
         yield Finding(
             f"GPU {uuid}",
             CheckResult.NOTE,
