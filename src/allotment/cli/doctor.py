@@ -481,6 +481,9 @@ def _cluster(dialects: Path | None) -> Iterator[Finding]:
     """Compare the cluster's admission policies with those of this version."""
     path = usual_kubeconfig()
     if path is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        if dialects is not None:
+            text = "no kubeconfig: the policies are not compared"
+            yield Finding("admission policies", CheckResult.NOTE, text, "set KUBECONFIG")
         return
     try:
         from allotment.kube.clients import connect
@@ -515,11 +518,11 @@ def _cluster(dialects: Path | None) -> Iterator[Finding]:
 def _accounts(expected: str, users: Mapping[str, Sequence[str]], where: str) -> Finding:
     """Name the accounts that policies have in place of the usual one."""
     named = "; ".join(f"{user} ({', '.join(names)})" for user, names in users.items())
-    check = f"account {expected.rpartition(':')[2]}"
+    check, policies = f"account {expected.rpartition(':')[2]}", f"the policies{where} name"
     if len(users) == 1:
-        return Finding(check, CheckResult.OK, f"another one in the policies{where}: {named}")
-    fix = "write the account that is in use into all of them: the others guard nothing"
-    return Finding(check, CheckResult.NOTE, f"several in the policies{where}: {named}", fix)
+        return Finding(check, CheckResult.OK, f"{policies} another account: {named}")
+    fix = "write the account that is in use into all of them: the others have no effect on it"
+    return Finding(check, CheckResult.NOTE, f"{policies} several accounts: {named}", fix)
 
 
 def _compared(

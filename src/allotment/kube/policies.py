@@ -36,12 +36,18 @@ class FoundPolicies:
     specs: Mapping[str, Spec | None]
 
     def problem(self, name: str, expected: Spec) -> str:
-        """Say whether one is missing, or how it differs; empty: it decides as the expected one."""
+        """Say whether one is missing, or how it differs; empty: it decides as the expected one.
+
+        Without a policy nothing is said of its binding.
+        """
         resource, _, policy = name.partition("/")
         is_policy = resource == _POLICIES
         found = self.specs[name]
+        if found is None and is_policy:
+            return f"no policy {policy}"
         if found is None:
-            return f"no policy {policy}" if is_policy else f"no binding of the policy {policy}"
+            has_policy = self.specs.get(f"{_POLICIES}/{policy}")
+            return f"no binding of the policy {policy}" if has_policy else ""
         one, other = _deciding(expected), _deciding(found)
         differing = sorted(
             key for key in one.keys() | other.keys() if one.get(key) != other.get(key)

@@ -166,6 +166,25 @@ def test_a_missing_policy_is_named(
     assert detail.startswith(f"{text} in the cluster")
 
 
+def test_of_a_missing_policy_the_binding_is_not_named_too(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    specs = {name: spec for name, spec in installed.items() if not name.endswith(STATE)}
+    _, detail, _ = findings(monkeypatch, specs)["pods' host paths"]
+    assert detail.startswith(f"no policy {STATE} in the cluster")
+
+
+def test_dialects_without_a_cluster_are_not_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (finding,) = doctor._cluster(tmp_path / "own.yaml")  # noqa: SLF001
+    assert finding.detail.startswith("no kubeconfig")
+    assert list(doctor._cluster(None)) == []  # noqa: SLF001
+
+
 def without_scheduler_s(installed: Specs) -> Specs:
     gone = ("translated", "left-alone", "scheduler-own-keys", "records")
     return {name: spec for name, spec in installed.items() if not name.endswith(gone)}

@@ -30,6 +30,7 @@ from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
+from allotment.shares.folders import RUN_FOLDER
 from allotment.shares.record import LoadedShare
 
 FINISHED_GRACE_S = 10.0
@@ -275,10 +276,11 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
         if exceeds(each.compute, most):
             has, allowed = map(in_full, (each.compute, most))
             more.append((f"compute {has} of {each.uuid}", allowed))
-    return "; ".join(
+    text = "; ".join(
         f"the share's record allows {has}; the pod's placement or request allows {allowed}"
         for has, allowed in more
     )
+    return text and f"{text}: create the pod again, and look for pods that can write {RUN_FOLDER}"
 
 
 def _asked(pod: Pod, container: str) -> tuple[int, Compute]:
