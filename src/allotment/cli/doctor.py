@@ -499,8 +499,10 @@ def _cluster(dialects: Path | None) -> Iterator[Finding]:
     async def read() -> "tuple[str, FoundPolicies, bool]":
         async with connect(path) as api:
             found = await read_policies(api, every)
-            schedulers = found.accounts(every).get(usual) or (usual,)
-            return api.server, found, any([await exists(api, each) for each in schedulers])
+            users = found.accounts(every).get(usual) or (usual,)
+            # An unknown account that is not the usual one was chosen for a scheduler.
+            there = [(await exists(api, user), user != usual) for user in users]
+            return api.server, found, any(chosen if it is None else it for it, chosen in there)
 
     try:
         server, found, has_scheduler = asyncio.run(read())

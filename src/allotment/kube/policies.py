@@ -89,19 +89,18 @@ async def read_policies(api: Api, names: Iterable[str]) -> FoundPolicies:
     return FoundPolicies(dict(zip(known, await asyncio.gather(*map(spec_at, known)), strict=True)))
 
 
-async def exists(api: Api, user: str) -> bool:
-    """Return whether a user exists, as far as it is known. Raises `KubeError`."""
-    namespace, _, name = user.removeprefix(_ACCOUNT).partition(":")
+async def exists(api: Api, user: str) -> bool | None:
+    """Return whether a service account exists; None: unknown. Raises `KubeError`."""
     if not user.startswith(_ACCOUNT):
-        return True  # by a certificate or a token
+        return None
+    namespace, _, name = user.removeprefix(_ACCOUNT).partition(":")
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
     try:
         await api.get(path, asked=f"get service account {namespace}/{name}")
     except ObjectMissingError:
         return False
     except DeniedError:
-        # agent.yaml lets its agents look at the usual account: this one was chosen.
-        return True
+        return None
     return True
 
 

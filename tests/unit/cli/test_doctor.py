@@ -15,7 +15,7 @@ import yaml
 
 from allotment.cli import doctor
 from allotment.dialects.foreign.settings import foreign_dialects
-from allotment.kube.errors import ObjectMissingError
+from allotment.kube.errors import DeniedError, ObjectMissingError
 from allotment.kube.policies import ADMISSION
 from allotment.scheduler.admission.manifests import Installation, admission_objects
 from allotment.scheduler.admission.rules import all_keys
@@ -60,6 +60,8 @@ def findings(
 
         async def get(self, path: str, *, asked: str) -> bytes:
             if path.startswith("/api/v1/namespaces/"):
+                if "denied" in accounts:
+                    raise DeniedError(asked)
                 if path.removeprefix("/api/v1/namespaces/") not in accounts:
                     raise ObjectMissingError(asked)
                 return b"{}"
@@ -235,6 +237,10 @@ def test_the_account_of_a_scheduler_is_its_owner_s_choice(
     assert "the scheduler's policies" not in findings(monkeypatch, gone)
     accounts = ("gpus/serviceaccounts/own-scheduler",)
     assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=accounts)
+    # Whoever may not look for accounts knows only that this one was chosen.
+    assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=["denied"])
+    usual = without_scheduler_s(installed)
+    assert "the scheduler's policies" not in findings(monkeypatch, usual, accounts=["denied"])
 
 
 def test_policies_for_several_accounts_are_named(
