@@ -24,6 +24,7 @@ from testbed.waiting import wait_until
 
 from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import DeniedError
+from allotment.kube.policies import exists
 
 NAMESPACE = "allotment-system"
 DEFAULT_PODS = "/api/v1/namespaces/default/pods"
@@ -216,6 +217,9 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
                 await refused(api, path, change, says)
             for path, change in allowed:
                 await api.patch(path, change, asked="patch", kind=PatchKind.STRATEGIC)
+            # For `allot doctor` in its container: there is no scheduler.
+            account = f"system:serviceaccount:{NAMESPACE}:allotment-scheduler"
+            assert [await exists(api, each) for each in (account, f"{account}-2")] == [False, None]
 
     try:
         # The policy takes effect some time after it is there.

@@ -174,15 +174,20 @@ def test_the_scheduler_s_token_changes_its_own_keys_alone(
     admin, own = control_plane.api, f"{place}/a"
     admin.post(place, pod("a", container(["true"]), annotations={"example.com/note": "x"}))
     record = {"hami.io/vgpu-node": "nowhere"}
-    noted, labelled = binding("a", placement="{}"), binding("a", placement="{}")
-    noted["metadata"]["annotations"]["example.com/note"] = "y"
+    by_others = {"example.com/zone": "a"}  # as another webhook adds to Bindings
+    forged, labelled = binding("a", placement="{}"), binding("a", placement="{}")
+    forged["metadata"]["annotations"] |= by_others | {"cdi.k8s.io/gpu": "y"}
     labelled["metadata"]["labels"] = {"app": "y"}
     with as_scheduler(control_plane) as scheduler:
         wait_until(
-            lambda: "its own annotations alone" in tried(scheduler, f"{own}/binding", noted),
+            lambda: "account there: cdi.k8s.io/gpu" in tried(scheduler, f"{own}/binding", forged),
             "the policy",
         )
-        assert "may not write labels" in tried(scheduler, f"{own}/binding", labelled)
+        for key in ("allotment.dev/class", "io.kubernetes.cri-o.Devices", "gpu-memory"):
+            named = binding("a", placement="{}")
+            named["metadata"]["annotations"] |= by_others | {key: "y"}
+            assert tried(scheduler, f"{own}/binding", named).count(f"account there: {key}") == 1
+        assert "account there: app" in tried(scheduler, f"{own}/binding", labelled)
         forbidden: list[tuple[Document, str]] = [
             ({"status": {"phase": "Failed"}}, "status, labels or finalizers"),
             ({"status": {"message": "y"}}, "status, labels or finalizers"),
@@ -199,7 +204,7 @@ def test_the_scheduler_s_token_changes_its_own_keys_alone(
                 scheduler.patch(f"{own}/status", change)
             assert caught.value.status == 403
         bound = binding("a", placement="{}")
-        bound["metadata"]["annotations"] |= record
+        bound["metadata"]["annotations"] |= record | by_others
         scheduler.post(f"{own}/binding", bound)
         again = {"metadata": {"annotations": {"allotment.dev/placement": '{"again": true}'}}}
         scheduler.patch(f"{own}/status", again)
@@ -211,6 +216,7 @@ def test_the_scheduler_s_token_changes_its_own_keys_alone(
         "allotment.dev/placement": '{"again": true}',
         "example.com/note": "x",
         **record,
+        **by_others,
     }
 
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from allotment.agent.inventory import Gone, GpuWatch, Hidden, Sighting
 from allotment.devices import faults, layout
 from allotment.devices.events import GpuEvent
 from allotment.devices.simulated import SimulatedMachine, reset_gpu
-from allotment.devices.watching import Look, NvmlSession
+from allotment.devices.watching import OFF_BUS, Look, NvmlSession
 from allotment.model.errors import NoDevicesError
 from allotment.model.pods import Owner, Pod
 
@@ -231,15 +231,16 @@ def test_a_gpu_that_was_lost_before_the_start_is_gone(
     asyncio.run(script())
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("lost", [None, 0, 1])
 def test_a_gpu_that_the_agent_may_not_use_is_hidden_and_not_gone(
-    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lost: int | None
 ) -> None:
-    """Its programs go on. Beside it a lost GPU cannot be told from it, so both are spared."""
+    """Its programs go on, unless it has fallen off the bus; NVML does not list it either way."""
     path = machine("t4:3")
     uuids, other = uuids_of(path), "GPU-00000000-1111-2222-3333-444444444444"
     monkeypatch.setenv("ALLOTMENT_SIMULATED_DEVICES", ",".join(uuids[1:]))
-    faults.set_fault(path, 1, lost=is_lost)
+    if lost is not None:
+        faults.set_fault(path, lost, lost=True)
 
     async def script() -> None:
         seen = dict[str, Sighting]()
@@ -247,10 +248,13 @@ def test_a_gpu_that_the_agent_may_not_use_is_hidden_and_not_gone(
         watch.hear(lambda uuid, sighting: seen.update({uuid: sighting}))
         async with watching(watch):
             await until(lambda: seen.keys() == {*uuids, other})
-            assert isinstance(seen[uuids[0]], Hidden)
-            assert isinstance(seen[uuids[1]], Hidden if is_lost else Look)
+            assert seen[uuids[0]] == (Gone(reason=OFF_BUS) if lost == 0 else Hidden())
+            if lost == 1:
+                assert seen[uuids[1]] == Gone(reason=OFF_BUS)
+            else:
+                assert isinstance(seen[uuids[1]], Look)
             assert isinstance(seen[uuids[2]], Look)
-            assert isinstance(seen[other], Gone)
+            assert seen[other] == Gone()
 
     asyncio.run(script())
 
@@ -263,9 +267,9 @@ def test_a_missing_gpu_is_not_called_lost_before_the_kernel_answers(
     monkeypatch.setenv("ALLOTMENT_SIMULATED_DEVICES", uuids[1])
     may_answer = threading.Event()
 
-    def no_gpus(_: NvmlSession) -> frozenset[str]:
+    def no_gpus(_: NvmlSession) -> Mapping[str, bool]:
         may_answer.wait()
-        return frozenset()
+        return {}
 
     monkeypatch.setattr(NvmlSession, "driver_gpus", no_gpus)
 

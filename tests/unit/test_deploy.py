@@ -74,7 +74,8 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
         ("events", "create", ""),
         ("events", "patch", ""),
     }
-    assert rights("Role") == {("configmaps", verb, "allotment-config") for verb in read}
+    own = {("configmaps", verb, "allotment-config") for verb in read}
+    assert rights("Role") == {*own, ("serviceaccounts", "get", "allotment-scheduler")}
 
 
 def test_it_is_root_with_the_capabilities_that_the_readme_explains(

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from allotment.devices.events import GpuEvent, Listeners
 from allotment.devices.sources import Inventory, Problem
-from allotment.devices.watching import Asker, Look, NvmlSession, ReadFailure, hidden_gpus
+from allotment.devices.watching import OFF_BUS, Asker, Look, NvmlSession, ReadFailure, hidden_gpus
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError
@@ -41,8 +41,9 @@ class Silent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The driver no longer lists the GPU. With `is_replaced`, another GPU is in its place."""
+    """No program can use the GPU. With `is_replaced`, another GPU is in its place."""
 
+    reason: str = "the driver no longer lists it"
     is_replaced: bool = False
 
 
@@ -135,7 +136,7 @@ class GpuWatch:
         self._signature: object = None
         self._gpus: list[_Gpu] = []
         self._devices: dict[str, Device] = {}
-        self._hidden: Mapping[str, Hidden] = {}
+        self._missing: Mapping[str, Gone | Hidden] = {}
         self._slices: dict[str, tuple[Device, ...]] = {}
         """Each GPU's MIG devices, by its UUID, as last reported."""
         self._listeners = Listeners(self._session, self._deliver)
@@ -337,14 +338,19 @@ class GpuWatch:
         """Observe GPUs that NVML does not list: gone, or hidden from this process."""
         asked = self._kernel.ask(self._session.driver_gpus) if uuids else None
         # Until the kernel answers, none is offered, and no pod is evicted for it.
-        self._hidden = dict.fromkeys(uuids, Hidden(_UNANSWERED))
+        self._missing = dict.fromkeys(uuids, Hidden(_UNANSWERED))
         with suppress(TimeoutError, AllotError):
             if asked is not None:
                 listed = await self._outcome(asked, self._patience_s)
-                hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus]) & uuids
-                self._hidden = dict.fromkeys(hidden, Hidden())
-        for uuid in uuids:
-            self._observe(uuid, self._hidden.get(uuid, Gone()))
+                hidden = hidden_gpus(listed, [gpu.uuid for gpu in self._gpus])
+                lost = {uuid for uuid in uuids if listed.get(uuid)}
+                self._missing = (
+                    dict.fromkeys(uuids, Gone())
+                    | dict.fromkeys(lost, Gone(reason=OFF_BUS))
+                    | dict.fromkeys(hidden & uuids, Hidden())
+                )
+        for uuid, sighting in self._missing.items():
+            self._observe(uuid, sighting)
 
     def _ask(self, gpu: _Gpu) -> bool:
         """False: the previous question is still open."""
@@ -439,10 +445,10 @@ class GpuWatch:
                 device = self._devices.get(gpu.uuid or "")
                 problems.append(Problem(gpu.index, gpu.uuid, gpu.problem, device))
         if all(gpu.uuid is not None for gpu in self._gpus):
-            gone = self._problem or "the driver no longer lists it"
             for uuid, device in self._devices.items():
                 if uuid not in by_uuid:
-                    why = self._hidden[uuid].reason if uuid in self._hidden else gone
+                    missing = self._missing.get(uuid, Gone())
+                    why = (isinstance(missing, Gone) and self._problem) or missing.reason
                     problems.append(Problem(device.index, uuid, why, device))
         devices = sorted(self._devices.values(), key=lambda each: (each.index, each.uuid))
         slices = tuple(each for gpu in devices for each in self._slices.get(gpu.uuid, ()))

@@ -3,7 +3,6 @@
 
 import asyncio
 import ctypes
-import json
 import os
 import platform
 import shutil
@@ -12,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +21,7 @@ from allotment.cli.groups import wants_colour
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
 from allotment.cli.options import output_option, state_option, usual_kubeconfig
-from allotment.devices.watching import driver_gpus, hidden_gpus
+from allotment.devices.watching import OFF_BUS, driver_gpus, hidden_gpus
 from allotment.ledger import read_contract
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
@@ -38,13 +36,22 @@ from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.run.command import inside_share
 from allotment.shares.run.namespace import PRELOAD_FILE, can_unshare
 
+if TYPE_CHECKING:
+    from allotment.kube.policies import FoundPolicies, Specs
+
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
 
 
 @click.command(short_help="Check the prerequisites of this machine, and print fixes.")
 @output_option("table", "json", "yaml")
 @state_option
-def command(*, output: str, state: Path | None) -> int:
+@click.option(
+    "--dialects",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Compare the cluster's policies with those for these settings of the scheduler: the file"
+    " of `allot scheduler --dialects`.",
+)
+def command(*, output: str, state: Path | None, dialects: Path | None) -> int:
     """Check everything that Allotment needs of this machine, and print a fix for each problem.
 
     Exits with 0, or with 8 if an essential prerequisite is missing.
@@ -53,7 +60,7 @@ def command(*, output: str, state: Path | None) -> int:
     Example:
       allot doctor
     """  # noqa: D301 - click's mark
-    findings = list(examine(StateFolder.at(state)))
+    findings = list(examine(StateFolder.at(state), dialects))
     missing = any(finding.outcome is CheckResult.MISSING for finding in findings)
     if output != "table":
         checks = [
@@ -100,7 +107,7 @@ class Finding:
     fix: str = ""
 
 
-def examine(folder: StateFolder) -> Iterator[Finding]:
+def examine(folder: StateFolder, dialects: Path | None) -> Iterator[Finding]:
     # The essential checks come first.
     yield from _system()
     yield from _libraries()
@@ -111,7 +118,7 @@ def examine(folder: StateFolder) -> Iterator[Finding]:
     yield from _driver()
     yield from _mig(folder)
     yield from _containers()
-    yield from _cluster()
+    yield from _cluster(dialects)
 
 
 def _system() -> Iterator[Finding]:
@@ -346,7 +353,11 @@ def _hidden(shown: Sequence[str | None]) -> Iterator[Finding]:
     """Name the GPUs of the driver that NVML does not show to this process."""
     if inside_share():
         return
-    for uuid in sorted(hidden_gpus(driver_gpus(), shown)):
+    listed = driver_gpus()
+    for uuid in sorted(uuid for uuid, is_lost in listed.items() if is_lost and uuid not in shown):
+        fix = "check the kernel log (dmesg | grep -i xid); restart the machine"
+        yield Finding(f"GPU {uuid}", CheckResult.NOTE, OFF_BUS, fix)
+    for uuid in sorted(hidden_gpus(listed, shown)):
         yield Finding(
             f"GPU {uuid}",
             CheckResult.NOTE,
@@ -423,16 +434,6 @@ def _containers() -> Iterator[Finding]:
     yield Finding("containers", CheckResult.OK, f"{', '.join(runtimes)}; CDI folders: {where}")
 
 
-_Spec = Mapping[str, Any]
-_Specs = dict[str, _Spec]
-"""By resource and name."""
-_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-_KINDS = {
-    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Manifest:
     """A manifest of this version, for the policies in it."""
@@ -468,59 +469,77 @@ _MANIFESTS = (
         risk="pods can evade the webhook, or the scheduler can change more of a pod than its"
         " annotations",
         fix="kubectl apply -f deploy/manifests/scheduler.yaml; with your own dialects: allot"
-        " scheduler --dialects FILE --print-manifests | kubectl apply -f -",
+        " scheduler --dialects FILE --print-manifests | kubectl apply -f -, and allot doctor"
+        " --dialects FILE",
         is_optional=True,
     ),
 )
+_OWN_KEYS = "validatingadmissionpolicies/allotment-scheduler-own-keys"
 
 
-def _cluster() -> Iterator[Finding]:
+def _cluster(dialects: Path | None) -> Iterator[Finding]:
     """Compare the cluster's admission policies with those of this version."""
     path = usual_kubeconfig()
     if path is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        if dialects is not None:
+            text = "no kubeconfig: the policies are not compared"
+            yield Finding("admission policies", CheckResult.NOTE, text, "set KUBECONFIG")
         return
     try:
-        from allotment.kube.clients import Api, connect
-        from allotment.kube.errors import ObjectMissingError
+        from allotment.kube.clients import connect
+        from allotment.kube.policies import exists, read_policies, user_of
     except ImportError:
         return  # installed without the parts for Kubernetes
     shipped = {each.file: _specs_in(each.file) for each in _MANIFESTS}
+    if dialects is not None:
+        shipped["scheduler.yaml"] = _specs_with(dialects)
+    every = {name: spec for specs in shipped.values() for name, spec in specs.items()}
+    usual = user_of(every[_OWN_KEYS])
 
-    async def spec_at(api: Api, name: str) -> _Spec | None:
-        try:
-            body = await api.get(f"{_ADMISSION}/{name}", asked=f"get {name}")
-        except ObjectMissingError:
-            return None
-        return dict(json.loads(body)["spec"])
-
-    async def read() -> tuple[str, dict[str, _Spec | None]]:
-        names = list(dict.fromkeys(chain.from_iterable(shipped.values())))
+    async def read() -> "tuple[str, FoundPolicies, bool]":
         async with connect(path) as api:
-            specs = await asyncio.gather(*(spec_at(api, name) for name in names))
-            return api.server, dict(zip(names, specs, strict=True))
+            found = await read_policies(api, every)
+            users = found.accounts(every).get(usual) or (usual,)
+            # An unknown account that is not the usual one was chosen for a scheduler.
+            there = [(await exists(api, user), user != usual) for user in users]
+            return api.server, found, any(chosen if it is None else it for it, chosen in there)
 
     try:
-        server, found = asyncio.run(read())
+        server, found, has_scheduler = asyncio.run(read())
     except AllotError as error:
         yield Finding("admission policies", CheckResult.NOTE, error.message, error.hint or "")
         return
     # A kubeconfig may be of a cluster that has nothing to do with this machine.
-    yield from _compared(shipped, found, where=f" in the cluster {server}")
+    where = f" in the cluster {server}"
+    yield from _compared(shipped, found, has_scheduler=has_scheduler, where=where)
+    for expected, users in found.accounts(every).items():
+        if [*users] != [expected]:
+            yield _accounts(expected, users, where)
+
+
+def _accounts(expected: str, users: Mapping[str, Sequence[str]], where: str) -> Finding:
+    """Name the accounts that policies have in place of the usual one."""
+    named = "; ".join(f"{user} ({', '.join(names)})" for user, names in users.items())
+    check, policies = f"account {expected.rpartition(':')[2]}", f"the policies{where} name"
+    if len(users) == 1:
+        return Finding(check, CheckResult.OK, f"{policies} another account: {named}")
+    fix = "write the account that is in use into all of them: the others have no effect on it"
+    return Finding(check, CheckResult.NOTE, f"{policies} several accounts: {named}", fix)
 
 
 def _compared(
-    shipped: Mapping[str, _Specs], found: Mapping[str, _Spec | None], *, where: str
+    shipped: "Mapping[str, Specs]", found: "FoundPolicies", *, has_scheduler: bool, where: str
 ) -> Iterator[Finding]:
     for manifest in _MANIFESTS:
         specs = shipped[manifest.file]
         if manifest.is_optional:  # the other policies in it are agent.yaml's, too
             specs = {name: specs[name] for name in specs.keys() - shipped["agent.yaml"].keys()}
-            if not any(found[name] for name in specs):
+            if not has_scheduler and not any(found.specs[name] for name in specs):
                 continue
         problems = dict.fromkeys(
             problem
             for name, spec in sorted(specs.items())
-            if (problem := _problem(name, spec, found[name]))
+            if (problem := found.problem(name, spec))
         )
         if problems:
             detail = f"{'; '.join(problems)}{where}: {manifest.risk}"
@@ -531,42 +550,28 @@ def _compared(
             yield Finding(manifest.check, CheckResult.OK, detail)
 
 
-def _specs_in(file: str) -> _Specs:
-    """Return the specs of a manifest's policies and bindings, by resource and name."""
+def _specs_in(file: str) -> "Specs":
+    """Return the policies and bindings of a manifest of this version."""
     import yaml
+
+    from allotment.kube.policies import specs_of
 
     package = Path(__file__).resolve().parents[1]
     folder = package / "_manifests"  # in a wheel
     if not folder.is_dir():
         folder = package.parents[1] / "deploy" / "manifests"
-    return {
-        f"{_KINDS[each['kind']]}/{each['metadata']['name']}": each["spec"]
-        for each in yaml.safe_load_all((folder / file).read_text("utf-8"))
-        if each["kind"] in _KINDS
-    }
+    return specs_of(yaml.safe_load_all((folder / file).read_text("utf-8")))
 
 
-def _problem(name: str, shipped: _Spec, found: _Spec | None) -> str:
-    """Say whether a policy or binding is missing, or how it differs; empty: it is the same."""
-    resource, _, policy = name.partition("/")
-    if found is None:
-        is_policy = resource == _KINDS["ValidatingAdmissionPolicy"]
-        return f"no policy {policy}" if is_policy else f"no binding of the policy {policy}"
-    expected, present = _with_defaults(shipped), _with_defaults(found)
-    differing = sorted(
-        key for key in expected.keys() | present.keys() if expected.get(key) != present.get(key)
-    )
-    what = "the policy" if resource == _KINDS["ValidatingAdmissionPolicy"] else "the binding of"
-    text = f"{what} {policy} differs from this version's in {', '.join(differing)}"
-    return text if differing else ""
+def _specs_with(dialects: Path) -> "Specs":
+    """Return the policies and bindings of scheduler.yaml for these settings."""
+    from allotment.dialects.foreign.settings import foreign_dialects
+    from allotment.kube.policies import specs_of
+    from allotment.scheduler.admission.manifests import Installation, admission_objects
+    from allotment.scheduler.admission.rules import all_keys
+    from allotment.scheduler.settings import read_file_settings
 
-
-def _with_defaults(spec: _Spec) -> _Spec:
-    """Add what the API server adds (pkg/apis/admissionregistration/v1/defaults.go, v1.36)."""
-    match = spec.get("matchConstraints")
-    if match is None:
-        return spec  # a binding
-    rules = [{"scope": "*", **rule} for rule in match.get("resourceRules") or ()]
-    selectors: dict[str, Any] = {"namespaceSelector": {}, "objectSelector": {}}
-    match = {"matchPolicy": "Equivalent", **selectors, **match, "resourceRules": rules}
-    return {"failurePolicy": "Fail", **spec, "matchConstraints": match}
+    settings = read_file_settings(dialects)
+    installation = Installation(ignored_namespaces=settings.webhook.ignored_namespaces)
+    keys = all_keys(foreign_dialects(settings.dialects))
+    return specs_of(each.document for each in admission_objects(keys, installation))

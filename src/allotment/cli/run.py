@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot run`: creates a share for one command and removes it when the command ends."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,6 +240,11 @@ def command(
         other_modes=modes[1:],
         mig_profile=profile or "",
     )
+    look = None
+    if Excess(on_excess) is Excess.STOP:
+        from allotment.devices.nvml import readings
+
+        look = partial(stop_excess, readings)
     run(
         RunSession(
             request,
@@ -252,7 +258,7 @@ def command(
             keep_s=keep_ns / 1e9,
             reuses=reuses,
             wait_s=None if wait_ns is None else wait_ns / 1e9,
-            look=stop_excess if Excess(on_excess) is Excess.STOP else None,
+            look=look,
         )
     )
 
@@ -293,20 +299,18 @@ def _refuse_without_effect(
     raise UsageError(text, hint=hint)
 
 
-def stop_excess(folder: "StateFolder", share: "Share", ask: "Readings | None" = None) -> None:
+def stop_excess(ask: "Readings", folder: "StateFolder", share: "Share") -> None:
     """Kill a share's programs if they have more memory than its limit by the driver.
 
     `ask` queries the driver. It may hang, so the folder's lock is not held meanwhile.
     """
     from contextlib import suppress
 
-    from allotment.devices.nvml import readings
     from allotment.model.errors import AllotError
     from allotment.shares.lifecycle import find
     from allotment.shares.process_tree import kill
     from allotment.shares.status import view
 
-    ask = ask or readings
     with suppress(AllotError):  # the next look may succeed
         (seen,) = view([find(folder, share.id)], ask)
         if not seen.overuse:

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from allotment.devices import loading
+from allotment.devices.faults import read_faults
 from allotment.devices.mig_slices import mig_slices
 from allotment.devices.nvml import count_gpus, describe
 from allotment.devices.packing import read_machine
@@ -37,6 +37,10 @@ _DRIVER: Final = (
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
 )
 _DRIVERS_GPUS: Final = "proc/driver/nvidia/gpus"
+OFF_BUS: Final = "it has fallen off the bus (the kernel's driver lists it, and it does not answer)"
+_BUS_DEVICES: Final = "sys/bus/pci/devices"
+_ABSENT: Final = b"\xff\xff\xff\xff"
+"""In place of a device's vendor and model."""
 _ROOTS: Final = (Path("/"), Path("/proc/1/root"))
 
 
@@ -196,11 +200,14 @@ class NvmlSession:
             return None
         return status.st_dev, status.st_ino
 
-    def driver_gpus(self) -> frozenset[str]:
-        """Return the UUIDs of the kernel's GPUs, also of those that this process may not use."""
-        if self._machine is None:
+    def driver_gpus(self) -> Mapping[str, bool]:
+        """As the function, also for simulated GPUs."""
+        machine = self._machine
+        if machine is None:
             return driver_gpus()
-        return frozenset(device.uuid for device in read_machine(self._machine).devices)
+        devices = read_machine(machine).devices
+        faults = read_faults(machine)
+        return {gpu.uuid: its.lost for gpu, its in zip(devices, faults, strict=True)}
 
     def look(self, index: int) -> Look | ReadFailure:
         nvml = self.nvml
@@ -243,29 +250,45 @@ class NvmlSession:
         )
 
 
-def driver_gpus(roots: Sequence[Path] = _ROOTS) -> frozenset[str]:
-    """Return the UUIDs of the GPUs that the kernel's driver lists; empty without a driver.
+def driver_gpus(roots: Sequence[Path] = _ROOTS) -> Mapping[str, bool]:
+    """Return the UUIDs of the kernel driver's GPUs, and whether each has fallen off the bus.
 
     NVML lists only those whose device nodes a process may open. In a container, NVIDIA's runtime
     covers the driver's list with the container's GPUs, too (libnvidia-container, nvc_mount.c). The
     machine's first process has the whole list; a process sees that one with `hostPID`.
     """
-    uuids = set[str]()
+    found = dict[str, bool]()
     for root in roots:
         with suppress(OSError):  # without a driver, or not permitted
             for bus in os.listdir(root / _DRIVERS_GPUS):  # noqa: PTH208 - names
-                uuids.add(driver_facts(root, bus).get("GPU UUID", ""))
-    return frozenset(uuids - {""})
+                if uuid := driver_facts(root, bus).get("GPU UUID"):
+                    found[uuid] = found.get(uuid, False) or _is_off_bus(root, bus)
+    return found
 
 
-def hidden_gpus(listed: AbstractSet[str], shown: Sequence[str | None]) -> frozenset[str]:
-    """Return the GPUs that the kernel's driver lists and NVML does not show to this process.
+def _is_off_bus(root: Path, bus: str) -> bool:
+    """Return whether no device answers at a bus address, where the driver lists one.
+
+    The bus answers a read of an absent device's configuration with ones. The kernel wakes a
+    sleeping device for this read (drivers/pci/pci-sysfs.c, `pci_read_config`).
+    """
+    try:
+        with (root / _BUS_DEVICES / bus / "config").open("rb") as file:
+            return file.read(len(_ABSENT)) == _ABSENT
+    except OSError:
+        return False
+
+
+def hidden_gpus(listed: Mapping[str, bool], shown: Sequence[str | None]) -> frozenset[str]:
+    """Return the GPUs of `driver_gpus` on the bus that NVML does not show to this process.
 
     `shown` has NVML's GPUs; None: one that was lost before its UUID was known. Any missing GPU may
     be that one, so GPUs are hidden only if more are missing.
     """
-    missing = listed - set(shown)
-    return frozenset(missing) if len(missing) > shown.count(None) else frozenset()
+    missing = listed.keys() - set(shown)
+    lost = {uuid for uuid in missing if listed[uuid]}
+    unknown = max(0, shown.count(None) - len(lost))
+    return frozenset(missing - lost if len(missing - lost) > unknown else ())
 
 
 def driver_facts(root: Path, bus: str) -> Mapping[str, str]:

@@ -7,10 +7,11 @@ are kept in basis points: 10000 is a whole device.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from typing import Any
 
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_percent
@@ -41,7 +42,8 @@ class ComputeClass(StrEnum):
     """Beyond its guarantee it uses only time that all others leave."""
 
 
-_BY_URGENCY = tuple(ComputeClass)
+_URGENCY = tuple(reversed(ComputeClass))
+"""The most urgent class last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ class Compute:
 
     def __str__(self) -> str:
         return f"{format_percent(self.guarantee)}:{format_percent(self.ceiling)}"
+
+
+MOST_COMPUTE = Compute(WHOLE, WHOLE, MAX_WEIGHT, ComputeClass.LATENCY)
+"""Allows all that a share can have."""
 
 
 def parse_compute(text: str) -> Compute:
@@ -130,24 +136,35 @@ def revised(
 
 def greater(one: Compute, other: Compute) -> Compute:
     """Return the least compute that allows all that either of the two allows."""
-    return Compute(
-        max(one.guarantee, other.guarantee),
-        max(one.ceiling, other.ceiling),
-        max(one.weight, other.weight),
-        min(one.kind, other.kind, key=_BY_URGENCY.index),
-        is_governed=one.is_governed and other.is_governed,
-    )
+    return _each(max, one, other)
 
 
 def lesser(one: Compute, other: Compute) -> Compute:
     """Return the most compute that both of the two allow."""
+    return _each(min, one, other)
+
+
+def _each(choose: Callable[..., Any], one: Compute, other: Compute) -> Compute:
+    """Choose each amount of the two: by `max` the one that allows more, by `min` the other."""
     return Compute(
-        min(one.guarantee, other.guarantee),
-        min(one.ceiling, other.ceiling),
-        min(one.weight, other.weight),
-        max(one.kind, other.kind, key=_BY_URGENCY.index),
-        is_governed=one.is_governed or other.is_governed,
+        choose(one.guarantee, other.guarantee),
+        choose(one.ceiling, other.ceiling),
+        choose(one.weight, other.weight),
+        choose(one.kind, other.kind, key=_URGENCY.index),
+        is_governed=not choose(not one.is_governed, not other.is_governed),
     )
+
+
+def exceeds(compute: Compute, allowed: Compute) -> bool:
+    """Return whether it allows more than the allowed one, in any of its amounts."""
+    return greater(compute, allowed) != allowed
+
+
+def in_full(compute: Compute) -> str:
+    """Return all amounts as a text."""
+    if not compute.is_governed:
+        return f"{compute} without turns"
+    return f"{compute} (weight {compute.weight}, class {compute.kind})"
 
 
 def beyond(allowed: Compute, asked: Compute) -> Iterator[str]:

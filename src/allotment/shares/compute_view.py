@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
-from allotment.model.compute import Compute, greater
+from allotment.model.compute import Compute, exceeds, in_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class ComputeView:
         """How the contract allows more than was recorded; empty: it does not."""
         is_governed = self.promised.is_governed and self.is_measured
         in_force = replace(self.promised, is_governed=is_governed)
-        if not self.takes_turns or greater(in_force, recorded) == recorded:
+        if not self.takes_turns or not exceeds(in_force, recorded):
             return ""
-        return f"{_whole(in_force)}, not {_whole(recorded)} as recorded"
+        return f"{in_full(in_force)}, not {in_full(recorded)} as recorded"
 
     def since(self, before: "ComputeView") -> "ComputeView":
         """This view with its rates since an earlier one."""
@@ -87,9 +87,3 @@ def utilization(reading: Reading | Problem | None, pids: Collection[int]) -> int
     percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
     known = [each for each in percents if each is not None]
     return None if percents and not known else sum(known)
-
-
-def _whole(compute: Compute) -> str:
-    if not compute.is_governed:
-        return "without turns"
-    return f"{compute} (weight {compute.weight}, class {compute.kind})"

@@ -89,8 +89,7 @@ def note(text: str) -> None:
 
 def shared_folder_command(root: Path) -> str:
     """Return an administrator's command that creates a state folder for all users."""
-    folders = ("", "/shares", "/devices", "/queue", "/shim", "/simulated", "/simulated/lib")
-    return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
+    return f"mkdir -p -m 1777 {root} && allot doctor --state {root}"
 
 
 class StateFolder:
@@ -178,7 +177,10 @@ class StateFolder:
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
                     folder.chmod(permissions)  # subfolders are shared by all users like the root
-            _make_file(self.root / "lock", b"", 0o666 if permissions & 0o002 else 0o644)
+            mode = 0o666 if permissions & 0o002 else 0o644
+            _make_file(self.root / "lock", b"", mode)
+            if permissions & 0o002:  # root's, so that no user can close or remove it
+                _make_file(self.root / "events", b"", mode)
             self._close_shares()
             # Last: a folder with a version is complete.
             if version is None:
@@ -279,42 +281,41 @@ class StateFolder:
         return not any(each.stat().st_mode & 0o077 for each in (self.shares, self.devices))
 
     def _check_owners(self) -> None:
-        """Refuse folders where another user could replace our shares or libraries.
+        """Refuse what another user could replace: our shares, our libraries, the lock.
 
-        A folder's owner may rename any file in it, whatever its mode. So only root may create the
-        folders that all users use.
+        A folder's owner may rename any file in it, whatever its mode, and a file's owner may close
+        or remove it. So only root may create what all users use.
         """
-        for folder in (
-            self.root,
-            self.shares,
-            self.devices,
-            self.queue,
-            self.shims,
-            self.simulated,
-            self.libraries,
-        ):
+        folders = (self.shares, self.devices, self.queue)
+        libraries = (self.shims, self.simulated, self.libraries)
+        files = (self.root / "lock", self.root / "version")
+        for path in (self.root, *folders, *libraries, *files):
             try:
-                status = folder.stat(follow_symlinks=folder == self.root)
+                status = path.stat(follow_symlinks=path == self.root)
             except FileNotFoundError:
                 root = self.root.stat()
                 is_for_all = root.st_mode & 0o002 and os.geteuid() != 0
                 if root.st_uid in {0, os.geteuid()} and not is_for_all:
                     continue
                 raise StateError(
-                    f"{folder} does not exist, and only root may create it: {self.root} is for all"
+                    f"{path} does not exist, and only root may create it: {self.root} is for all"
                     " users",
                     hint=f"run as root: {shared_folder_command(self.root)}",
                 ) from None
-            self._check_owner(folder, status)
+            self._check_owner(path, status)
 
-    def _check_owner(self, folder: Path, status: os.stat_result) -> None:
-        if status.st_uid not in {0, os.geteuid()}:
-            raise StateError(
-                f"{folder} belongs to another user (uid {status.st_uid}), who could replace"
-                " what is in it",
-                hint=f"{_ELSEWHERE}; one for all users is root's:"
-                f" {shared_folder_command(self.root)}",
-            )
+    def _check_owner(self, path: Path, status: os.stat_result) -> None:
+        if status.st_uid in {0, os.geteuid()}:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            could = "replace what is in it"
+            hint = f"{_ELSEWHERE}; one for all users is root's: {shared_folder_command(self.root)}"
+        else:
+            could = "close or remove it"
+            hint = f"run as root: chown -h root {path}"
+        raise StateError(
+            f"{path} belongs to another user (uid {status.st_uid}), who could {could}", hint=hint
+        )
 
     def _check_writable(self) -> None:
         if not os.access(self.shares, os.W_OK | os.X_OK):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +14,12 @@ import pytest
 import yaml
 
 from allotment.cli import doctor
-from allotment.kube.errors import ObjectMissingError
+from allotment.dialects.foreign.settings import foreign_dialects
+from allotment.kube.errors import DeniedError, ObjectMissingError
+from allotment.kube.policies import ADMISSION
+from allotment.scheduler.admission.manifests import Installation, admission_objects
+from allotment.scheduler.admission.rules import all_keys
+from allotment.scheduler.settings import read_file_settings
 
 Specs = dict[str, dict[str, Any]]
 STATE = "allotment-state-folder"
@@ -41,14 +46,26 @@ def installed(root: Path) -> Specs:
     return found
 
 
-def findings(monkeypatch: pytest.MonkeyPatch, specs: Specs) -> dict[str, tuple[str, str, str]]:
-    """What `doctor` finds in a cluster with these policies, by check."""
+def findings(
+    monkeypatch: pytest.MonkeyPatch,
+    specs: Specs,
+    *,
+    accounts: Collection[str] = ("allotment-system/serviceaccounts/allotment-scheduler",),
+    dialects: Path | None = None,
+) -> dict[str, tuple[str, str, str]]:
+    """What `doctor` finds in a cluster with these policies and service accounts, by check."""
 
     class Api:
         server = "https://api.test"
 
         async def get(self, path: str, *, asked: str) -> bytes:
-            resource, _, name = path.removeprefix(f"{doctor._ADMISSION}/").partition("/")  # noqa: SLF001
+            if path.startswith("/api/v1/namespaces/"):
+                if "denied" in accounts:
+                    raise DeniedError(asked)
+                if path.removeprefix("/api/v1/namespaces/") not in accounts:
+                    raise ObjectMissingError(asked)
+                return b"{}"
+            resource, _, name = path.removeprefix(f"{ADMISSION}/").partition("/")
             kind = "bindings" if resource.endswith("bindings") else "policies"
             if f"{kind} {name}" not in specs:
                 raise ObjectMissingError(asked)
@@ -61,7 +78,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, specs: Specs) -> dict[str, tuple[s
     monkeypatch.setattr("allotment.kube.clients.connect", connect)
     monkeypatch.setenv("KUBECONFIG", "/of/a/cluster")
     # The other checks are of this machine.
-    return {each.name: (each.outcome, each.detail, each.fix) for each in doctor._cluster()}  # noqa: SLF001
+    return {each.name: (each.outcome, each.detail, each.fix) for each in doctor._cluster(dialects)}  # noqa: SLF001
 
 
 def test_policies_as_this_version_has_them_are_well(
@@ -151,13 +168,104 @@ def test_a_missing_policy_is_named(
     assert detail.startswith(f"{text} in the cluster")
 
 
+def test_of_a_missing_policy_the_binding_is_not_named_too(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    specs = {name: spec for name, spec in installed.items() if not name.endswith(STATE)}
+    _, detail, _ = findings(monkeypatch, specs)["pods' host paths"]
+    assert detail.startswith(f"no policy {STATE} in the cluster")
+
+
+def test_dialects_without_a_cluster_are_not_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (finding,) = doctor._cluster(tmp_path / "own.yaml")  # noqa: SLF001
+    assert finding.detail.startswith("no kubeconfig")
+    assert list(doctor._cluster(None)) == []  # noqa: SLF001
+
+
+def without_scheduler_s(installed: Specs) -> Specs:
+    gone = ("translated", "left-alone", "scheduler-own-keys", "records")
+    return {name: spec for name, spec in installed.items() if not name.endswith(gone)}
+
+
 def test_where_no_scheduler_is_installed_its_policies_are_not_missing(
     monkeypatch: pytest.MonkeyPatch, installed: Specs
 ) -> None:
-    gone = ("translated", "left-alone", "scheduler-own-keys", "records")
-    specs = {name: spec for name, spec in installed.items() if not name.endswith(gone)}
-    found = findings(monkeypatch, specs)
+    found = findings(monkeypatch, without_scheduler_s(installed), accounts=())
     assert {check: outcome for check, (outcome, _, _) in found.items()} == {
         "pods' host paths": "ok",
         "pods' placements": "ok",
     }
+
+
+def test_where_a_scheduler_is_installed_all_its_policies_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    outcome, detail, _ = findings(monkeypatch, without_scheduler_s(installed))[
+        "the scheduler's policies"
+    ]
+    assert outcome == "note"
+    for name in ("translated", "left-alone", "scheduler-own-keys", "records"):
+        assert f"no policy allotment-{name}" in detail
+
+
+OWN = "system:serviceaccount:gpus:own-scheduler"
+
+
+def with_account(specs: Specs, *names: str) -> Specs:
+    """The policies with another account of the scheduler in those of these names."""
+    usual = "system:serviceaccount:allotment-system:allotment-scheduler"
+    return {
+        name: json.loads(json.dumps(spec).replace(usual, OWN)) if name.endswith(names) else spec
+        for name, spec in specs.items()
+    }
+
+
+def test_the_account_of_a_scheduler_is_its_owner_s_choice(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    found = findings(monkeypatch, with_account(installed, ""))
+    assert {outcome for outcome, _, _ in found.values()} == {"ok"}
+    _, detail, _ = found["account allotment-scheduler"]
+    assert f"{OWN} (allotment-bindings, allotment-placements, allotment-scheduler-own-" in detail
+    # It also says whether a scheduler is installed.
+    gone = with_account(without_scheduler_s(installed), "")
+    assert "the scheduler's policies" not in findings(monkeypatch, gone)
+    accounts = ("gpus/serviceaccounts/own-scheduler",)
+    assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=accounts)
+    # Whoever may not look for accounts knows only that this one was chosen.
+    assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=["denied"])
+    usual = without_scheduler_s(installed)
+    assert "the scheduler's policies" not in findings(monkeypatch, usual, accounts=["denied"])
+
+
+def test_policies_for_several_accounts_are_named(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs
+) -> None:
+    found = findings(monkeypatch, with_account(installed, "allotment-bindings"))
+    ((detail, fix),) = [(detail, fix) for kind, detail, fix in found.values() if kind == "note"]
+    assert f"{OWN} (allotment-bindings)" in detail
+    assert "allotment-scheduler (allotment-placements, allotment-scheduler-own-keys)" in detail
+    assert "write the account" in fix
+
+
+def test_policies_of_own_dialects_are_compared_with_their_settings(
+    monkeypatch: pytest.MonkeyPatch, installed: Specs, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("hami: {resourceMemoryName: example.com/vmem}\n", "utf-8")
+    settings = read_file_settings(path)
+    installation = Installation(configuration="own")
+    keys = all_keys(foreign_dialects(settings.dialects))
+    specs = installed | {
+        f"{KINDS[each.document['kind']]} {each.document['metadata']['name']}": each.document["spec"]
+        for each in admission_objects(keys, installation)
+        if each.document["kind"] in KINDS
+    }
+    assert findings(monkeypatch, specs)["the scheduler's policies"][0] == "note"
+    found = findings(monkeypatch, specs, dialects=path)
+    assert {outcome for outcome, _, _ in found.values()} == {"ok"}

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubelet_twin import ReportsTwin
@@ -19,12 +20,15 @@ from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
 from allotment.cli.run import stop_excess
 from allotment.devices.sources import DeviceProcess, Reading
+from allotment.dialects.own.placement import write_booking
 from allotment.ledger.leases import change
-from allotment.model.compute import Compute
+from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.compute import Compute, ComputeClass
 from allotment.model.modes import TIMESLICE
 from allotment.model.pods import Container, ContainerKind, Pod
+from allotment.model.quantities import parse_memory
 from allotment.model.reported import Reported
-from allotment.model.requests import whole_devices
+from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Excess, Share
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import is_running, named
@@ -114,16 +118,17 @@ def raise_memory(node: Node, share: Share) -> None:
     ledger.set_limit(node.folder.share(share.id), 0, 60 * GI)
 
 
-def raise_contract(node: Node, share: Share) -> Compute:
-    compute = Compute(6000, is_governed=True)
+RAISED = Compute(6000, is_governed=True)
+
+
+def raise_contract(node: Node, share: Share, compute: Compute = RAISED) -> None:
     device = node.folder.devices / share.devices[0].uuid
     (taken,) = ledger.read_contract(device / "contract").seats
     change(device, taken.seat, replace(taken.terms, compute=compute))
-    return compute
 
 
-def raise_compute(node: Node, share: Share) -> None:
-    compute = raise_contract(node, share)
+def raise_compute(node: Node, share: Share, compute: Compute = RAISED) -> None:
+    raise_contract(node, share, compute)
     write_record(
         node.folder.share(share.id),
         replace(share, devices=(replace(share.devices[0], compute=compute),)),
@@ -146,11 +151,41 @@ def test_a_contract_that_was_changed_is_reported(tmp_path: Path) -> None:
     assert "is 60:100 (weight 100, class normal), not 20:100 (weight" in message
 
 
+def pod_of(share: Share, annotations: Mapping[str, str], **more: int) -> Pod:
+    """The pod of a share of 1 GiB."""
+    assert share.owner is not None
+    limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": GI, **more}
+    main = Container(share.owner.container, ContainerKind.REGULAR, limits)
+    return Pod(
+        uid=share.owner.uid,
+        namespace="ml",
+        name="pod-1",
+        containers=(main,),
+        node="n1",
+        annotations=annotations,
+    )
+
+
+def kept(node: Node, pod: Pod) -> tuple[ReportsTwin, Maintenance]:
+    reports = ReportsTwin()
+    keeper = Maintenance(
+        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
+        reports=reports, pod=lambda _: pod, ask=lambda _: {},
+    )  # fmt: skip
+    return reports, keeper
+
+
 @pytest.mark.parametrize(
     ("raise_promise", "texts"),
     [
         (raise_memory, ("allows 60Gi of GPU-", "placement or request allows 1Gi")),
-        (raise_compute, ("allows 60 % of the compute of GPU-", "allows 0 % of the compute")),
+        (
+            raise_compute,
+            (
+                "allows compute 60:100 (weight 100, class normal) of GPU-",
+                "placement or request allows 0:100 without turns",
+            ),
+        ),
     ],
 )
 def test_a_record_that_was_changed_with_its_files_is_compared_with_the_pod(
@@ -158,16 +193,7 @@ def test_a_record_that_was_changed_with_its_files_is_compared_with_the_pod(
 ) -> None:
     node = Node(tmp_path)
     share = node.prepare(order(1, memory="1Gi"))
-    assert share.owner is not None
-    limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": GI}
-    main = Container(share.owner.container, ContainerKind.REGULAR, limits)
-    pod = Pod(uid=share.owner.uid, namespace="ml", name="pod-1", containers=(main,))
-    pod = replace(pod, node="n1", annotations={"allotment.dev/resize": "memory:60Gi"})
-    reports = ReportsTwin()
-    keeper = Maintenance(
-        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
-        reports=reports, pod=lambda _: pod, ask=lambda _: {},
-    )  # fmt: skip
+    reports, keeper = kept(node, pod_of(share, {"allotment.dev/resize": "memory:60Gi"}))
     reported = Reported[str]()
     for _ in range(2):
         asyncio.run(keeper.report_exceeding(reported))
@@ -181,6 +207,76 @@ def test_a_record_that_was_changed_with_its_files_is_compared_with_the_pod(
     assert (subject, reason) == ("pod-1", "LimitExceeded")
     assert all(text in message for text in texts)
     assert reports.gauges[("shares_exceeding",)] == 1
+
+
+ASKED = Compute(2000, 5000, 50, is_governed=True)
+
+
+def placement(share: Share, resize: AcceptedResize) -> str:
+    """The placement of a share's pod."""
+    assert share.owner is not None
+    placed = PlacedDevice(share.devices[0].uuid, GI, ASKED.guarantee)
+    container = PlacedContainer(name=share.owner.container, devices=(placed,))
+    booking = PodBooking(uid=share.owner.uid, node="n1", containers=(container,), resize=resize)
+    return write_booking(booking)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guarantee": 3000},
+        {"ceiling": 8000},
+        {"weight": 200},
+        {"kind": ComputeClass.LATENCY},
+        {"is_governed": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_placed", [True, False], ids=["placed", "not placed"])
+def test_each_amount_of_compute_is_compared_with_the_pod(
+    tmp_path: Path, more: dict[str, Any], *, is_placed: bool
+) -> None:
+    node = Node(tmp_path)
+    share = node.prepare(order(request=Request(parse_memory("1Gi"), compute=ASKED)))
+    annotations = {"allotment.dev/compute": "20:50", "allotment.dev/weight": "50"}
+    if is_placed:
+        annotations["allotment.dev/placement"] = placement(share, AcceptedResize())
+    more_of_pod = {"allotment.dev/gpu-compute": 20}
+    reports, keeper = kept(node, pod_of(share, annotations, **more_of_pod))
+    reported = Reported[str]()
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(reported))
+    assert reports.events == []
+    raise_compute(node, share, replace(ASKED, **more))
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(reported))
+    ((_, reason, message),) = reports.events
+    assert reason == "LimitExceeded"
+    assert "placement or request allows 20:50 (weight 50, class normal)" in message
+
+
+@pytest.mark.parametrize(
+    ("wish", "most"),
+    # Its node refuses a resize to less while more memory is in use.
+    [("weight:80", 80), ("weight:20", 50)],
+)
+@pytest.mark.parametrize("is_placed", [True, False], ids=["placed", "not placed"])
+def test_a_resize_changes_what_a_pod_may_have(
+    tmp_path: Path, wish: str, most: int, *, is_placed: bool
+) -> None:
+    node = Node(tmp_path)
+    share = node.prepare(order(request=Request(parse_memory("1Gi"), compute=ASKED)))
+    annotations = {"allotment.dev/compute": "20:50", "allotment.dev/weight": "50"}
+    annotations["allotment.dev/resize"] = wish
+    if is_placed:
+        annotations["allotment.dev/placement"] = placement(share, AcceptedResize(wish, 1))
+    more_of_pod = {"allotment.dev/gpu-compute": 20}
+    reports, keeper = kept(node, pod_of(share, annotations, **more_of_pod))
+    for weight, events in ((most, 0), (most + 1, 1)):
+        raise_compute(node, share, replace(ASKED, weight=weight))
+        for _ in range(2):
+            asyncio.run(keeper.report_exceeding(Reported[str]()))
+        assert len(reports.events) == events, reports.events
 
 
 def test_the_driver_is_asked_without_the_lock_and_a_resize_meanwhile_counts(
@@ -205,9 +301,9 @@ def test_the_driver_is_asked_without_the_lock_and_a_resize_meanwhile_counts(
         )  # fmt: skip
         return {device.uuid: reading}
 
-    stop_excess(folder, share, ask)
+    stop_excess(ask, folder, share)
     assert (asked, is_running(pid)) == (2, True)
     write_record(directory, share)
-    stop_excess(folder, share, ask)
+    stop_excess(ask, folder, share)
     assert asked == 4
     wait_until(lambda: not is_running(pid))

@@ -7,14 +7,19 @@ import math
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from allotment.cli import doctor
 from allotment.model.errors import BusyError, StateError
+from allotment.model.shares import ShareId
 from allotment.shares import folders
 from allotment.shares.folders import StateFolder, explained
+from allotment.shares.record import note_event, read_events
 
 
 def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> None:
@@ -165,35 +170,60 @@ NOBODY = 65534
 
 @needs_root
 @pytest.mark.parametrize(
-    "name", ["shares", "devices", "queue", "shim", "simulated", "simulated/lib"]
+    ("name", "could"),
+    [
+        *(
+            (name, "replace what is in it")
+            for name in ("shares", "devices", "queue", "shim", "simulated", "simulated/lib")
+        ),
+        ("lock", "close or remove it"),
+        ("version", "close or remove it"),
+    ],
 )
-def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
+def test_what_another_user_owns_is_not_trusted(tmp_path: Path, name: str, could: str) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
     os.chown(folder.root / name, NOBODY, NOBODY)
-
-    with pytest.raises(StateError, match=r"belongs to another user \(uid 65534\)"):
+    with pytest.raises(
+        StateError, match=rf"another user \(uid 65534\), who could {could}"
+    ) as caught:
+        folder.prepare()
+    if "remove it" in could:
+        subprocess.run((caught.value.hint or "").partition(": ")[2].split(), check=True)
         folder.prepare()
 
 
 @needs_root
-def test_only_root_makes_what_all_users_share(common_folder: Path) -> None:
+@pytest.mark.parametrize("has_folders", [False, True], ids=["nothing", "folders"])
+def test_only_root_makes_what_all_users_share(common_folder: Path, *, has_folders: bool) -> None:
     folder = StateFolder(common_folder)
-    os.seteuid(NOBODY)
-    try:
-        with pytest.raises(StateError, match="only root may create it") as caught:
-            folder.prepare()
-    finally:
-        os.seteuid(0)
-    assert not folder.shares.exists()
-    hint = caught.value.hint or ""
-    subprocess.run(hint.partition(": ")[2].split(), check=True)
-    os.seteuid(NOBODY)
-    try:
+    if has_folders:
         folder.prepare()
+        for name in ("lock", "version", "events"):
+            (folder.root / name).unlink()
+    with as_user(NOBODY), pytest.raises(StateError, match="only root may create it") as caught:
+        folder.prepare()
+    assert folder.shares.exists() == has_folders
+    assert not folder.exists()
+    hint = (caught.value.hint or "").partition(": ")[2]
+    assert hint == f"mkdir -p -m 1777 {common_folder} && allot doctor --state {common_folder}"
+    CliRunner().invoke(doctor.command, ["--state", str(common_folder)])
+    with as_user(NOBODY):
+        folder.prepare()
+        with folder.locked():
+            note_event(folder, "created", share="a", share_id=ShareId("1"), text="")
+    assert folder.shares.stat().st_mode & 0o7777 == 0o1777
+    assert {path.stat().st_uid for path in folder.root.iterdir()} == {0}
+    assert [each.share for each in read_events(folder)] == ["a"]
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
     finally:
         os.seteuid(0)
-    assert folder.shares.stat().st_mode & 0o7777 == 0o1777
 
 
 @needs_root

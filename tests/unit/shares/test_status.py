@@ -405,7 +405,7 @@ PROMISED = parse_compute("10:20")
         (replace(PROMISED, guarantee=1500), "is 15:20 (weight"),
         (replace(PROMISED, weight=500), "is 10:20 (weight 500, class normal), not 10:20 (weight"),
         (replace(PROMISED, kind=ComputeClass.LATENCY), "is 10:20 (weight 100, class latency), not"),
-        (replace(PROMISED, is_governed=False), "is without turns, not 10:20 (weight"),
+        (replace(PROMISED, is_governed=False), "is 10:20 without turns, not 10:20 (weight"),
         (replace(PROMISED, guarantee=0), ""),
     ],
     ids=["ceiling", "guarantee", "weight", "class", "turns", "less"],

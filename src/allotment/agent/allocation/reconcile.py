@@ -21,15 +21,16 @@ from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
 from allotment.dialects.own.placement import PLACEMENT, RESIZE, accepted_resize, read_booking
 from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
-from allotment.model.compute import WHOLE, Compute
+from allotment.model.compute import MOST_COMPUTE, WHOLE, Compute, exceeds, greater, in_full
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_bytes
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
+from allotment.shares.folders import RUN_FOLDER
 from allotment.shares.record import LoadedShare
 
 FINISHED_GRACE_S = 10.0
@@ -250,44 +251,56 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
 def beyond_promise(share: Share, pod: Pod | None) -> str:
     """Say which amounts in a share's record are more than its pod has; empty: none.
 
-    Its placement counts, and without one its request: a number of bytes, and a guarantee. Without a
-    placement `allotment.dev/resize` cannot ask for more than that.
+    Its placement counts, and its request: all of its compute, and without a placement its bytes.
     """
     if pod is None or share.owner is None or traits_of(share.mode).is_slice:
         return ""
     name = share.owner.container
-    most = {
-        device.uuid: (device.memory, device.guarantee)
+    placed = {
+        device.uuid: device
         for container in _containers(pod)
         for device in container.devices
         if container.name == name
     }
-    if not most:
-        own = {key: text for key, text in pod.annotations.items() if key != RESIZE}
-        with suppress(UsageError):  # its annotations were changed since it started
-            most = {
-                device.uuid: (
-                    ask.request.memory.size_bytes or MAX_BYTES,
-                    ask.request.compute.guarantee,
-                )
-                for ask in asks_of(replace(pod, annotations=own), nvidia=())
-                if ask.container == name and ask.request
-                for device in share.devices
-            }
+    memory, compute = _asked(pod, name)
     more = []
     for each in share.devices:
-        memory, guarantee = most.get(each.uuid, (MAX_BYTES, WHOLE))
-        if each.memory_bytes > memory:
-            more.append((each.uuid, format_bytes(each.memory_bytes), format_bytes(memory)))
-        if each.compute.guarantee > guarantee:
-            percents = map(format_percent, (each.compute.guarantee, guarantee))
-            has, allowed = (f"{percent} % of the compute" for percent in percents)
-            more.append((each.uuid, has, allowed))
-    return "; ".join(
-        f"the share's record allows {has} of {uuid}; the pod's placement or request allows"
-        f" {allowed}"
-        for uuid, has, allowed in more
+        most_bytes, most = memory, compute
+        if placed:
+            device = placed.get(each.uuid) or PlacedDevice(each.uuid, MAX_BYTES, WHOLE)
+            most_bytes, guarantee = device.memory, device.guarantee
+            most = replace(compute, guarantee=guarantee, ceiling=max(compute.ceiling, guarantee))
+        if each.memory_bytes > most_bytes:
+            has, allowed = map(format_bytes, (each.memory_bytes, most_bytes))
+            more.append((f"{has} of {each.uuid}", allowed))
+        if exceeds(each.compute, most):
+            has, allowed = map(in_full, (each.compute, most))
+            more.append((f"compute {has} of {each.uuid}", allowed))
+    text = "; ".join(
+        f"the share's record allows {has}; the pod's placement or request allows {allowed}"
+        for has, allowed in more
     )
+    return text and f"{text}: create the pod again, and look for pods that can write {RUN_FOLDER}"
+
+
+def _asked(pod: Pod, container: str) -> tuple[int, Compute]:
+    """Return the bytes and the compute of each GPU that a container may have by its request.
+
+    A resize that its node refuses, because more memory is in use, leaves the compute as before.
+    Without a placement a resize changes class and weight, and raises nothing else.
+    """
+    for annotations in (pod.annotations, _without_resize(pod.annotations)):
+        with suppress(UsageError):  # a refused resize, or annotations that changed since its start
+            for ask in asks_of(replace(pod, annotations=annotations), nvidia=()):
+                if ask.container == container and ask.request and ask.own:
+                    most = greater(ask.own.compute, ask.request.compute)
+                    return ask.own.memory.size_bytes or MAX_BYTES, most
+            break
+    return MAX_BYTES, MOST_COMPUTE
+
+
+def _without_resize(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    return {key: text for key, text in annotations.items() if key != RESIZE}
 
 
 def _containers(pod: Pod) -> tuple[PlacedContainer, ...]:

@@ -288,7 +288,7 @@ def _on_away(record: Record, text: str, now: float, rules: Rules, *, is_lost: bo
 def _on_missing(record: Record, event: Gone | Hidden, now: float, rules: Rules) -> HealthStep:
     """Offer the GPU to no new container. A hidden one that NVML reported as lost stays lost."""
     if isinstance(event, Gone):
-        return _on_away(record, "the driver no longer lists it", now, rules, is_lost=True)
+        return _on_away(record, event.reason, now, rules, is_lost=True)
     done = _take_out(record, event.reason, Need.ANSWER, now=now, rules=rules, action=None)
     return HealthStep(replace(done.record, is_hidden=not record.is_lost), done.decisions)
 

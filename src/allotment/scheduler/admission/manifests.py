@@ -21,6 +21,7 @@ from allotment.scheduler.admission.rules import (
     CONDITION,
     IGNORE,
     IGNORE_LABELS,
+    OF_SYSTEMS,
     OPTED_OUT,
     OWN,
     OWN_CONDITION,
@@ -29,6 +30,7 @@ from allotment.scheduler.admission.rules import (
     VARIABLES,
     Keys,
     left_alone_rule,
+    quoted,
     untranslated_condition,
     webhook_condition,
 )
@@ -208,7 +210,8 @@ _WHY: Final = {
     "allotment-scheduler-own-keys": (
         "The scheduler has the right to change the status of all pods, because a pod's annotations"
         " are written through it. This keeps it to its own: the placement, and what other systems'"
-        " tools read of a bound pod."
+        " tools read of a bound pod. Other webhooks may add annotations to its Bindings, except"
+        " those by which Allotment, Kubernetes, runtimes and networks give a pod more."
     ),
     "allotment-records": (
         "Another system's record of a pod's GPUs: they count as used while nodes are taken over."
@@ -224,9 +227,13 @@ _RECORD_MESSAGES: Final = (
     ("only a scheduler may change an annotation with another system's record of a pod's GPUs"),
     "a pod's request to another system cannot change once it has its GPUs: recreate the pod",
 )
+_EXCLUDE: Final = "; if another webhook adds them, exclude the scheduler's account there"
 _SCHEDULER_MESSAGES: Final = (
-    "into a Binding the scheduler may write its own annotations alone",
-    "the scheduler may not write labels",
+    (
+        "into a Binding the scheduler may not write these annotations of Allotment, Kubernetes,"
+        f" runtimes or networks{_EXCLUDE}"
+    ),
+    f"the scheduler may not write labels{_EXCLUDE}",
     "the scheduler may change the annotation allotment.dev/placement alone",
     "the scheduler may not change a pod's status, labels or finalizers",
 )
@@ -266,8 +273,9 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
         "allotment-scheduler-own-keys",
         rule=_rule("CREATE", "UPDATE", resources=("pods/binding", "pods/status")),
         conditions=(("by-the-scheduler", f"request.userInfo.username == {_user(its)}"),),
-        variables=VARIABLES,
-        validations=dict(zip(scheduler_rules(keys), _SCHEDULER_MESSAGES, strict=True)),
+        variables=scheduler_variables(keys),
+        validations=dict(zip(SCHEDULER_RULES, _SCHEDULER_MESSAGES, strict=True)),
+        named=dict(zip(SCHEDULER_RULES, ("foreign", "labels"), strict=False)),
     )
     if keys.records:
         yield _policy(
@@ -315,7 +323,9 @@ def _policy(
     validations: Mapping[str, str],
     variables: Mapping[str, str] | None = None,
     namespaces: Document | None = None,
+    named: Mapping[str, str] | None = None,
 ) -> Document:
+    """`validations`: a message for each rule; `named`: the variable with the keys that it names."""
     spec: Document = {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -329,10 +339,22 @@ def _policy(
             {"name": key, "expression": expression} for key, expression in variables.items()
         ]
     spec["validations"] = [
-        {"expression": expression, "message": message, "reason": "Forbidden"}
+        {
+            "expression": expression,
+            "message": message,
+            **_message_with((named or {}).get(expression), message),
+            "reason": "Forbidden",
+        }
         for expression, message in validations.items()
     ]
     return _object("ValidatingAdmissionPolicy", name, {"spec": spec})
+
+
+def _message_with(variable: str | None, message: str) -> Document:
+    """Return the expression for a message that also names keys."""
+    if variable is None:
+        return {}
+    return {"messageExpression": f"{quoted(f'{message}: ')} + variables.{variable}.join(', ')"}
 
 
 def _rule(*operations: str, resources: Collection[str] = ("pods",)) -> Document:
@@ -404,26 +426,44 @@ def record_variables(keys: Keys) -> Mapping[str, str]:
     }
 
 
-def scheduler_rules(keys: Keys) -> tuple[str, ...]:
-    """Return the rules for the scheduler's Bindings, and for its changes of pods by their status.
+def scheduler_variables(keys: Keys) -> Mapping[str, str]:
+    """Return the `variables.` of `SCHEDULER_RULES`.
 
-    A Binding's annotations and labels are copied to the pod. The API server itself adds labels with
-    the node's topology (plugin/pkg/admission/podtopologylabels).
+    `foreign`: annotations of a Binding that the scheduler does not write, and that may change what
+    the pod gets. Another webhook may add all others. `labels`: the API server itself adds those
+    of the node's topology (plugin/pkg/admission/podtopologylabels).
     """
-    new, old = "variables.annotations", "variables.oldAnnotations"
-    return (
-        f"{_IS_POD} || {new}.all(k, {_is_one_of({PLACEMENT, *keys.receipts})})",
-        f"{_IS_POD} || {_NEW_LABELS}.all(k, k.startsWith('topology.'))",
-        (
-            f"{_IS_BINDING} || {old}.all(k, k in {new}) && {new}.all(k, k in {old}"
-            f" && (k == '{PLACEMENT}' || {new}[k] == {old}[k]))"
+    own = _is_one_of({PLACEMENT, *keys.receipts})
+    read = (keys.annotations | keys.marked_annotations | keys.records) - keys.receipts
+    return {
+        **VARIABLES,
+        "foreign": (
+            f"variables.annotations.filter(k, !({own})"
+            f" && ({_is_one_of(read)} || {OF_SYSTEMS} && !{_OF_TOPOLOGY}))"
         ),
-        (
-            f"{_IS_BINDING} || object.status == oldObject.status"
-            " && object.metadata.?labels == oldObject.metadata.?labels"
-            " && object.metadata.?finalizers == oldObject.metadata.?finalizers"
-        ),
-    )
+        "labels": f"{_NEW_LABELS}.filter(k, !{_OF_TOPOLOGY})",
+    }
+
+
+_OF_TOPOLOGY: Final = "k.startsWith('topology.')"
+
+SCHEDULER_RULES: Final = (
+    # A Binding's annotations and labels are copied to the pod.
+    f"{_IS_POD} || variables.foreign.size() == 0",
+    f"{_IS_POD} || variables.labels.size() == 0",
+    # A change of a pod by its status.
+    (
+        f"{_IS_BINDING} || variables.oldAnnotations.all(k, k in variables.annotations)"
+        " && variables.annotations.all(k, k in variables.oldAnnotations"
+        f" && (k == '{PLACEMENT}' || variables.annotations[k] == variables.oldAnnotations[k]))"
+    ),
+    (
+        f"{_IS_BINDING} || object.status == oldObject.status"
+        " && object.metadata.?labels == oldObject.metadata.?labels"
+        " && object.metadata.?finalizers == oldObject.metadata.?finalizers"
+    ),
+)
+"""One message for each."""
 
 
 def _same(values: str, new: str, old: str) -> str:

@@ -302,6 +302,14 @@ PLACEMENT_RULES: Final = (
 )
 """For pods, unless the scheduler writes."""
 
+OF_SYSTEMS: Final = (
+    r"k.matches('^(io[.]|([^/]+[.])?"
+    r"(allotment[.]dev|kubernetes[.]io|k8s[.]io|k8s[.]ovn[.]org|cni[.]cncf[.]io|projectcalico[.]org"
+    r"|cilium[.]io|crio[.]io|nri[.]io)(/|$))')"
+)
+"""True for an annotation `k` by which Allotment, the kubelet, a container runtime (also Kata's and
+CRI-O's `io.`) or a network plugin may give a pod more, such as `cdi.k8s.io/...` a device."""
+
 BINDING_RULE: Final = f"{_NEW}.all(k, !{_OURS})"
 """For Bindings, whose annotations are copied to the pod, unless the scheduler writes."""
 
@@ -317,7 +325,7 @@ def _marked(keys: Keys, *, is_asked: bool) -> Iterator[str]:
 
 
 def _labelled(labels: str) -> str:
-    listed = ", ".join(map(_quoted, IGNORE_LABELS))
+    listed = ", ".join(map(quoted, IGNORE_LABELS))
     return f"[{listed}].exists(k, {labels}[?k].orValue('') == '{IGNORE}')"
 
 
@@ -342,12 +350,12 @@ def _among(mapping: str, names: Collection[str], *, is_asked: bool = False) -> s
 def _one_of(variable: str, names: Collection[str]) -> str:
     exact = sorted(name for name in names if not name.endswith("*"))
     prefixes = sorted(name[:-1] for name in names if name.endswith("*"))
-    listed = ", ".join(map(_quoted, exact))
+    listed = ", ".join(map(quoted, exact))
     if not names:
         return ""
     return _any(
         f"{variable} in [{listed}]" if exact else "",
-        *(f"{variable}.startsWith({_quoted(prefix)})" for prefix in prefixes),
+        *(f"{variable}.startsWith({quoted(prefix)})" for prefix in prefixes),
     )
 
 
@@ -355,7 +363,7 @@ def _any(*parts: str) -> str:
     return " || ".join(part for part in parts if part) or "false"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +25,20 @@ from allotment.model.clusters import PlacedDevice
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.scheduler.admission.manifests import (
     RECORD_RULES,
+    SCHEDULER_RULES,
     Explained,
     Installation,
     admission_objects,
     as_yaml,
     placement_objects,
     record_condition,
-    scheduler_rules,
+    scheduler_variables,
 )
 from allotment.scheduler.admission.pod_patch import read_pod
 from allotment.scheduler.admission.rules import (
     BINDING_RULE,
     CONDITION,
+    OF_SYSTEMS,
     PLACEMENT_RULES,
     TRANSLATED_RULE,
     VARIABLES,
@@ -201,7 +205,7 @@ def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
         "allotment-left-alone": [left_alone_rule(["kube-system"])],
         "allotment-placements": list(PLACEMENT_RULES),
         "allotment-bindings": [BINDING_RULE],
-        "allotment-scheduler-own-keys": list(scheduler_rules(ALL)),
+        "allotment-scheduler-own-keys": list(SCHEDULER_RULES),
         "allotment-records": list(RECORD_RULES),
     }
     variables = {
@@ -285,7 +289,42 @@ def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> No
                 written |= {dialect.name} if receipt else set()
     assert written == {dialect.name for dialect in DIALECTS if dialect.receipts}
     for key in ALL.receipts:
-        assert f"'{key.strip('*')}'" in scheduler_rules(ALL)[0], key
+        assert f"'{key.strip('*')}'" in scheduler_variables(ALL)["foreign"], key
+
+
+@pytest.mark.parametrize(
+    ("key", "is_kept"),
+    [
+        ("allotment.dev/class", True),
+        ("webhook.allotment.dev/translated", True),
+        ("kubernetes.io/config.mirror", True),
+        ("container.apparmor.security.beta.kubernetes.io/train", True),
+        ("cdi.k8s.io/gpu", True),
+        ("k8s.v1.cni.cncf.io/networks", True),
+        ("cpu-quota.crio.io", True),
+        ("cpu-quota.crio.io/train", True),
+        ("io.kubernetes.cri-o.Devices", True),
+        ("io.katacontainers.config.hypervisor.kernel_params", True),
+        ("example.com/zone", False),
+        ("zone", False),
+        ("policies.kyverno.io/last-applied-patches", False),
+        ("notkubernetes.io/a", False),
+        ("example.com/a.k8s.io/b", False),
+    ],
+)
+def test_other_webhooks_may_annotate_a_binding_unless_the_key_gives_a_pod_more(
+    key: str, *, is_kept: bool
+) -> None:
+    (pattern,) = re.findall(r"k\.matches\('(.*)'\)", OF_SYSTEMS)
+    assert bool(re.search(pattern, key)) == is_kept
+
+
+def test_a_refusal_of_keys_names_them() -> None:
+    spec = objects(ALL)[POLICY, "allotment-scheduler-own-keys"]["spec"]
+    for variable, validation in zip(("foreign", "labels"), spec["validations"], strict=False):
+        text, _, keys = validation["messageExpression"].rpartition(" + ")
+        assert ast.literal_eval(text) == f"{validation['message']}: "
+        assert keys == f"variables.{variable}.join(', ')"
 
 
 @pytest.mark.parametrize(
