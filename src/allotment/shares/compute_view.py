@@ -55,8 +55,10 @@ class ComputeView:
     def beyond(self, recorded: Compute) -> str:
         """How the contract allows more than was recorded; empty: it does not."""
         is_governed = self.promised.is_governed and self.is_measured
-        in_force = replace(self.promised, is_governed=is_governed)
-        if not self.takes_turns or greater(in_force, recorded) == recorded:
+        in_force = self.promised
+        if is_governed != in_force.is_governed:
+            in_force = replace(in_force, is_governed=is_governed)
+        if not self.takes_turns or in_force == recorded or greater(in_force, recorded) == recorded:
             return ""
         return f"{_whole(in_force)}, not {_whole(recorded)} as recorded"
 
