@@ -377,7 +377,8 @@ def _lent(data: bytes) -> tuple[tuple[int, int], ...]:
 def damaged(path: Path | str, why: str) -> LedgerError:
     return LedgerError(
         f"{path}: not a usable file of turns: {why}",
-        hint=f"end the shares on this GPU (`allot ps`), then remove the folder: rm -r {_folder(path)}",
+        hint="end the shares on this GPU (`allot ps`), then remove the folder: rm -r"
+        f" {_folder(path)}",
     )
 
 

@@ -42,10 +42,11 @@ _AT_SECURE = 23  # <elf.h>
 _PF_KTHREAD = 0x00200000  # <linux/sched.h>
 _PAGE = 4096
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
+_NONE: frozenset[ShareId] = frozenset()
 
 
 _Image = tuple[bytes, ...]
-"""A process and the program in it: its start time, and where code, arguments and environment are."""
+"""A process and its program: its start time, and where code, arguments and environment are."""
 
 
 @cache
@@ -241,49 +242,50 @@ def census(
         for share, directory in known
         if share.injection is Injection.ENVIRONMENT
     }
-    parents, namespaces, mounted, images = _scan({directory.parent for _, directory in known})
-
-    def lives(process: Runner) -> bool:
-        image = images.get(process.pid)
-        return (
-            image is not None
-            and image[0] == b"%d" % process.start_time
-            and process.boot_id == _boot_id()
-        )
-
+    machine = _scan({directory.parent for _, directory in known})
     roots = {
         share.runner.pid: {share.id}
         for share, _ in known
-        if share.runner is not None and lives(share.runner)
+        if share.runner is not None and machine.has(share.runner)
     }
-    has_runner = {share_id for owned in roots.values() for share_id in owned}
-    recorded: dict[int, set[ShareId]] = {}
-    for share, directory in known:
-        traces = read_traces(directory)
-        pids = members[share.id]
-        pids.update(member.pid for member in traces.members if lives(member))
-        # Without a process in it, the namespace's number may have been reused.
-        if traces.namespace is not None and (
-            share.id in has_runner or any(namespaces.get(pid) == traces.namespace for pid in pids)
-        ):
-            recorded.setdefault(traces.namespace, set()).add(share.id)
-    for pid, namespace in namespaces.items():
-        owners = recorded.get(namespace) or set()
-        claimed = mounted[namespace] & members.keys() if namespace in mounted else set()
+    recorded = _recorded_namespaces(known, machine, members)
+    for pid, namespace in machine.namespaces.items():
+        owners = recorded.get(namespace, _NONE)
+        claimed = machine.mounted.get(namespace, _NONE) & members.keys()
         if by_directory and not owners and not claimed:
-            named_share = by_directory.get(_environments.directory(pid, images[pid]))
+            named_share = by_directory.get(_environments.directory(pid, machine.images[pid]))
             claimed = {named_share} if named_share else set()
         if owners or claimed:
             for share_id in owners | {each for each in claimed if _is_of(pid, users[each])}:
                 members[share_id].add(pid)
-    _environments.forget_others(images)
+    _environments.forget_others(machine.images)
     for share_id, pids in members.items():
         for pid in pids:
             roots.setdefault(pid, set()).add(share_id)
-    for pid in parents:
-        for share_id in _shares_of_ancestors(pid, parents, roots, strangers):
+    for pid in machine.parents:
+        for share_id in _shares_of_ancestors(pid, machine.parents, roots, strangers):
             members[share_id].add(pid)
     return members
+
+
+def _recorded_namespaces(
+    shares: Iterable[tuple[Share, Path]],
+    machine: "_Scan",
+    members: Mapping[ShareId, set[int]],
+) -> dict[int, set[ShareId]]:
+    """The shares of namespaces by what is recorded, which adds to the members."""
+    recorded: dict[int, set[ShareId]] = {}
+    for share, directory in shares:
+        traces = read_traces(directory)
+        pids = members[share.id]
+        pids.update(member.pid for member in traces.members if machine.has(member))
+        # Without a process in it, the namespace's number may have been reused.
+        if traces.namespace is not None and (
+            (share.runner is not None and machine.has(share.runner))
+            or any(machine.namespaces.get(pid) == traces.namespace for pid in pids)
+        ):
+            recorded.setdefault(traces.namespace, set()).add(share.id)
+    return recorded
 
 
 def _only_user(share: Share, directory: Path) -> int | None:
@@ -357,6 +359,15 @@ class _Scan(NamedTuple):
     mounted: dict[int, set[ShareId]]
     """The shares of namespaces, by their mounts."""
     images: dict[int, _Image]
+
+    def has(self, process: Runner) -> bool:
+        """Whether exactly this process is one of them."""
+        image = self.images.get(process.pid)
+        return (
+            image is not None
+            and int(image[0]) == process.start_time
+            and process.boot_id == _boot_id()
+        )
 
 
 def _scan(folders: Iterable[Path]) -> _Scan:
