@@ -96,7 +96,8 @@ def test_an_environment_is_read_once_for_each_program(
     make: Make, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share, directory = make(runner=None)
-    read, reads = process_tree._directory_of_environment, []
+    reads: list[int] = []
+    read = process_tree._directory_of_environment  # noqa: SLF001 - to count its calls
 
     def counted(pid: int) -> str:
         reads.append(pid)
