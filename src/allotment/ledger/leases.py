@@ -256,25 +256,25 @@ class DeviceFiles:
         self._contracts: dict[tuple[int, int], bytes] = {}
         self._leases: dict[tuple[int, int], Leases] = {}
 
-    def terms(self, path: str, seat: Seat) -> Terms | None:
+    def terms(self, path: Path | str, seat: Seat) -> Terms | None:
         """Return the terms of a seat in a contract; None: the seat has another owner."""
         taken = _taken_seat(self._contract(path), seat.number)
         return taken.terms if taken is not None and taken.seat == seat else None
 
-    def is_governed(self, path: str) -> bool:
+    def is_governed(self, path: Path | str) -> bool:
         """Whether the shares of a contract's device take turns."""
         return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
 
-    def leases(self, contract: str, seats: str) -> Leases:
+    def leases(self, contract: Path | str, seats: Path | str) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
 
         def read(path: str) -> Leases:
             return read_leases(_parsed(self._contract(path)), seats)
 
-        return _once(self._leases, contract, read)
+        return _once(self._leases, str(contract), read)
 
-    def _contract(self, path: str) -> bytes:
-        return _once(self._contracts, path, _contract_bytes)
+    def _contract(self, path: Path | str) -> bytes:
+        return _once(self._contracts, str(path), _contract_bytes)
 
 
 def _once(
@@ -451,9 +451,16 @@ def _contract_bytes(path: str) -> bytes:
 
 def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
     """None for a free or unused seat. An invalid word becomes the nearest valid terms."""
+    if not 0 <= number < layout.SEAT_UNBOOKED:
+        return None
     at = layout.CONTRACT_SEATS_AT + number * layout.CONTRACT_SEAT_SIZE
-    word = u64(data, at + layout.CONTRACT_SEAT_TERMS_AT)
-    if not 0 <= number < layout.SEAT_UNBOOKED or not word & layout.TERMS_TAKEN:
+    return _seat_of(data[at : at + layout.CONTRACT_SEAT_SIZE], number)
+
+
+@lru_cache(maxsize=1024)  # most seats are as at the last look
+def _seat_of(data: bytes, number: int) -> TakenSeat | None:
+    word = u64(data, layout.CONTRACT_SEAT_TERMS_AT)
+    if not word & layout.TERMS_TAKEN:
         return None
     ceiling = min(max(word >> _CEILING_SHIFT & _FIELD, 1), layout.WHOLE)
     terms = Terms(
@@ -467,8 +474,8 @@ def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
         is_suspended=bool(word & layout.TERMS_SUSPENDED),
         is_oversubscribed=bool(word & layout.TERMS_OVERSUBSCRIBED),
     )
-    seat = Seat(number, u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
-    return TakenSeat(seat, text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
+    seat = Seat(number, u64(data, layout.CONTRACT_SEAT_SERIAL_AT))
+    return TakenSeat(seat, text(data, layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
 
 
 _BLOCK = 512  # the unit of st_blocks, on every file system
