@@ -16,7 +16,7 @@ from bench.overhead.tools import least_ms
 
 def replay_time(_rig: NoRig, options: Options) -> Iterator[Result]:
     """Generate and replay a trace of 1,213 nodes; a tenth of it with --quick."""
-    scale = options.pick("1", "0.1")
+    scale = str(options.pick(100, 10) / 100)
     command = [sys.executable, "-m", "allotment", "simulate", "--generate", "--scale", scale]
     times = least_ms([*command, "-o", "json"], os.environ, options.pick(5, 1))
     yield Result(

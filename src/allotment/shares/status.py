@@ -491,8 +491,7 @@ def _compared(
         ]
         most = sum(_most_allowed(devices[place], recorded) for place in places)
         for place in places:
-            device = devices[place]
-            record = recorded.get(device.uuid)
+            device, record = devices[place], recorded.get(devices[place].uuid)
             overuse = ""
             if sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
                 overuse = (
