@@ -165,7 +165,7 @@ BENCHES: Final = (
         "tools",
         "tools",
         90,
-        "How much processor time do `allot run`, `ps` and `top` take beside 300 shares?",
+        "How much time do `allot run`, `ps`, `top` and 300 new shares take?",
         base="`python -c pass`",
     ),
     _overhead(
@@ -360,6 +360,9 @@ BENCHES: Final = (
         "policies",
         600,
         "How full does it get where pods leave, memory counts, or the mix is known?",
+    ),
+    _placement(
+        "replay-time", "replay_time", 25, "How long does `allot simulate` take for one replay?"
     ),
     # ---- MIG
     _mig(

@@ -30,7 +30,7 @@ def footprint(rig: NodeRig, _options: Options) -> Iterator[Result]:
         seen=f"PSS {after.pss_bytes / MIB:.1f} MiB",
         value=after.rss_bytes / MIB,
         unit="MiB",
-        target=80,
+        target=60,
         samples=1,
         method="the kernel's smaps_rollup, after the pods' starts",
     )

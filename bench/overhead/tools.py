@@ -38,11 +38,11 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def tools(_rig: ShareRig, options: Options) -> Iterator[Result]:
-    """Measure `allot run`, `ps` and `top`."""
+    """Measure `allot run`, `ps` and `top`, and how long many shares take to make."""
     allot = shutil.which("allot", path=str(Path(sys.executable).parent))
     command = [allot] if allot is not None else [sys.executable, "-m", "allotment"]
     runs, shares = options.pick(20, 2), options.pick(300, 4)
-    python = _least([sys.executable, "-c", "pass"], os.environ, runs)
+    python = least_ms([sys.executable, "-c", "pass"], os.environ, runs)
     with tempfile.TemporaryDirectory(prefix="allotment-bench-") as work:
         environment = {
             name: value
@@ -52,11 +52,21 @@ def tools(_rig: ShareRig, options: Options) -> Iterator[Result]:
         in_share = [*command, "run", "--simulated", _MACHINE, "--memory", "1Gi", "--", "true"]
         yield _result("`allot run -- true`", in_share, environment, python, target=80, runs=runs)
         folder = StateFolder(Path(work))
+        begun = time.monotonic()
         with _shares(folder, shares):
+            taken_s = time.monotonic() - begun
             shown = [*command, "ps"]
             name = f"`allot ps`, {shares} shares"
             yield _result(name, shown, environment, python, target=200, runs=runs)
             percent = _live([*command, "top"], environment, options.pick(20, 1))
+    yield Result(
+        name=f"{shares} shares made by one process",
+        topic="many",
+        unit="s",
+        value=taken_s,
+        target=10.0,
+        method="start to end, with a runner and its command for each share",
+    )
     yield Result(
         name=f"`allot top`, {shares} shares, a reading a second",
         topic="live",
@@ -76,7 +86,7 @@ def _result(
     target: float,
     runs: int,
 ) -> Result:
-    times = _least(command, environment, runs)
+    times = least_ms(command, environment, runs)
     return Result(
         name=name,
         topic="commands",
@@ -91,7 +101,7 @@ def _result(
     )
 
 
-def _least(command: Sequence[str], environment: Mapping[str, str], runs: int) -> list[float]:
+def least_ms(command: Sequence[str], environment: Mapping[str, str], runs: int) -> list[float]:
     """Return the processor time of each run, in ms; the first, which fills caches, is left out."""
     return [_processor_ms(command, environment) for _ in range(runs + 1)][1:]
 

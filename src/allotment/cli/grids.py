@@ -45,8 +45,8 @@ class Grid:
         return [_line(row, shown) for row in (headings, *self.rows)]
 
     def _width(self, column: Column) -> int:
-        cells = (_text(row.get(column.heading, "")).cell_len for row in self.rows)
-        widest = max(cells, default=0)
+        cells = (row.get(column.heading, "") for row in self.rows)
+        widest = max(map(_cell_len, cells), default=0)
         return max(
             widest if column.most is None else min(widest, column.most), cell_len(column.heading)
         )
@@ -107,6 +107,10 @@ def _line(row: Mapping[str, Cell], columns: Sequence[tuple[Column, int]]) -> Tex
         else:
             line.append_text(cell).append(blanks)
     return line
+
+
+def _cell_len(cell: Cell) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
 def _text(cell: Cell) -> Text:

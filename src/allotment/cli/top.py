@@ -175,8 +175,10 @@ class _Screen:
         return self._watcher.frame(self._sort)
 
     def watch(self) -> None:
+        import gc
         import signal
 
+        gc.freeze()  # what lives until the end need not be looked through for each screen
         while True:
             with _keys() as ready:
                 stopped = self._show(ready)

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeGuard
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -112,14 +112,14 @@ def draw(frame: Frame, width: int, height: int | None = None) -> RenderableType:
     If lines are short, processes are left out first, then empty lines, then the last shares. Both
     tables show the same shares.
     """
+    ordered = sorted(frame.shares, key=SORTS[frame.sort])[frame.first :]
     if height is None:
-        plan = _Plan(len(_ordered(frame)))
-        parts = _body(frame, width, plan)
+        parts = _body(frame, ordered, width, _Plan(len(ordered)))
         if frame.is_live:
             parts += [Text(), _keys(frame, width)]
         return Group(*_drawn(parts, width))
-    plan, parts = _fitted(frame, width, height)
-    foot = _foot(frame, width, plan)
+    plan, parts = _fitted(frame, ordered, width, height)
+    foot = _foot(frame, ordered, width, plan)
     return Pinned(list(_drawn(parts, width)), foot, height)
 
 
@@ -131,15 +131,16 @@ def _drawn(parts: Sequence[Part], width: int) -> Iterator[RenderableType]:
             yield part
 
 
-def _fitted(frame: Frame, width: int, height: int) -> tuple[_Plan, list[Part]]:
-    ordered = _ordered(frame)
+def _fitted(
+    frame: Frame, ordered: Sequence[ShareView], width: int, height: int
+) -> tuple[_Plan, list[Part]]:
     every = len(ordered)
-    lines = accumulate(len(view.devices) for view in ordered)
-    most = bisect_right(list(lines), height)  # no more shares can fit, however they are shown
+    lines = list(accumulate(map(_least_lines, ordered)))
+    most = bisect_right(lines, height)  # no more shares can fit, however they are shown
 
-    def attempt(plan: _Plan) -> tuple[bool, list[Part]]:
-        parts = _body(frame, width, plan)
-        return lines_of(parts) + len(_foot(frame, width, plan)) <= height, parts
+    def attempt(plan: _Plan) -> tuple[int, list[Part]]:
+        parts = _body(frame, ordered, width, plan)
+        return height - lines_of(parts) - len(_foot(frame, ordered, width, plan)), parts
 
     whole = _Plan(every)
     few = replace(
@@ -147,23 +148,39 @@ def _fitted(frame: Frame, width: int, height: int) -> tuple[_Plan, list[Part]]:
     )
     bare = replace(few, has_blanks=False)
     for plan in (whole, few, bare) if most == every else ():
-        fits, parts = attempt(plan)
-        if fits:
+        free, parts = attempt(plan)
+        if free >= 0:
             return plan, parts
-    least = min(1, every)
-    while least < most:  # lines grow with shares: binary search
-        middle = (least + most + 1) // 2
-        if attempt(replace(bare, shares=middle))[0]:
-            least = middle
-        else:
-            most = middle - 1
-    plan = replace(bare, shares=least)
-    return plan, attempt(plan)[1]
+    # A first guess: no more than what the rest of the screen leaves free.
+    free, parts = attempt(replace(bare, shares=0))
+    count = max(min(1, every), bisect_right(lines, free))
+    while True:
+        plan = replace(bare, shares=count)
+        free, parts = attempt(plan)
+        if free >= 0 or count <= 1:
+            return plan, parts
+        count -= 1
 
 
-def _body(frame: Frame, width: int, plan: _Plan) -> list[Part]:
+def _least_lines(view: ShareView) -> int:
+    """Return the lines that a share takes on the smallest screen."""
+    measured = sum(_has_rates(device.compute) for device in view.devices)
+    return len(view.devices) + measured + sum(_is_alarm(view, each) for each in view.processes)
+
+
+def _has_rates(compute: ComputeView | None) -> TypeGuard[ComputeView]:
+    """Return whether a share's device has a line in the table of compute."""
+    return compute is not None and (compute.is_measured or compute.promised.is_governed)
+
+
+def _is_alarm(view: ShareView, process: ProcessView) -> bool:
+    """Return whether a process is shown wherever there is a line for it."""
+    return not (process.is_enforced or view.remark)
+
+
+def _body(frame: Frame, ordered: Sequence[ShareView], width: int, plan: _Plan) -> list[Part]:
     blank = [Text()] if plan.has_blanks else []
-    shown = _ordered(frame)[: plan.shares]
+    shown = ordered[: plan.shares]
     parts: list[Part] = [_heading(frame), *blank, *_devices(frame, width, plan), *blank]
     if frame.shares:
         parts.append(_shares(shown, width, plan, has_bars=frame.has_bars))
@@ -173,7 +190,7 @@ def _body(frame: Frame, width: int, plan: _Plan) -> list[Part]:
         (view, index, compute)
         for view in shown
         for index, device in enumerate(view.devices)
-        if (compute := device.compute) and (compute.is_measured or compute.promised.is_governed)
+        if _has_rates(compute := device.compute)
     ]
     if measured:
         parts += [*blank, _compute(measured, width, has_bars=frame.has_bars)]
@@ -201,9 +218,8 @@ def _first(lines: list[Text], most: int | None, word: str, words: str) -> list[T
     return [*lines[: most - 1], one_line(f"{more} (see `allot ps`)", "red")]
 
 
-def _foot(frame: Frame, width: int, plan: _Plan) -> list[Text]:
+def _foot(frame: Frame, ordered: Sequence[ShareView], width: int, plan: _Plan) -> list[Text]:
     """Return the lines at the bottom: what is hidden, and the keys."""
-    ordered = _ordered(frame)
     notes = []
     if frame.first:
         notes.append(f"↑ {frame.first} more")
@@ -284,10 +300,6 @@ def _bar_column(*, rank: int, has_bars: bool) -> list[Column]:
     return [Column(_BAR, rank=rank)] if has_bars else []
 
 
-def _ordered(frame: Frame) -> list[ShareView]:
-    return sorted(frame.shares, key=SORTS[frame.sort])[frame.first :]
-
-
 def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bool) -> Grid:
     uses_host = any(has_host(device) for view in shown for device in view.devices)
     grid = Grid(
@@ -326,7 +338,7 @@ def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bo
                 }
             )
         for process in view.processes:
-            if plan.has_processes or not (process.is_enforced or view.remark):
+            if plan.has_processes or _is_alarm(view, process):
                 grid.add(_process_cells(view, process))
     return grid
 

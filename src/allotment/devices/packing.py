@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ def identity(packed: bytes, mig: bytes) -> str:
     return hashlib.sha256(packed + mig + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
 
 
+@lru_cache(maxsize=16)  # `allot top` reads its machines every second
 def unpack(data: bytes) -> MachineFacts:
     """The inverse of `pack`; raises `ValueError` for invalid bytes."""
     if len(data) < layout.MACHINE_SIZE:

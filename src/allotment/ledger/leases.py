@@ -13,11 +13,13 @@ import ctypes
 import errno
 import os
 import stat
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from allotment.files import read_file
 from allotment.ledger import lease_layout as layout
 from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
@@ -25,7 +27,7 @@ from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _Content = TypeVar("_Content")
@@ -40,6 +42,7 @@ _CONTRACT_HEAD: Final = (layout.CONTRACT_MAGIC, layout.CONTRACT_VERSION)
 _SEAT_HEAD: Final = (layout.SEAT_MAGIC, layout.SEAT_VERSION)
 _HEAD_BYTES: Final = layout.LEASES_FILE_DISTRUSTED_AT + 8
 _PATIENCE: Final = 1000  # retries if a state changes while it is read
+_LENT: Final = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ def create_device(directory: Path, uuid: str) -> None:
 
 def seat_file(directory: Path, serial: int) -> Path:
     """Return the path of a seat's file in a device's folder."""
-    return directory / SEATS / str(serial)
+    return directory.joinpath(SEATS, str(serial))
 
 
 def mend(path: Path) -> str:
@@ -227,9 +230,10 @@ def free(directory: Path, seat: Seat) -> None:
 
 def read_contract(path: Path) -> Contract:
     """Read a consistent contract, with retries. Raises `LedgerError`."""
-    return _parsed(_contract_bytes(path))
+    return _parsed(_contract_bytes(str(path)))
 
 
+@lru_cache(maxsize=64)  # a look at many shares reads each device's contract several times
 def _parsed(data: bytes) -> Contract:
     seats = (_taken_seat(data, number) for number in range(layout.SEAT_UNBOOKED))
     return Contract(
@@ -252,29 +256,29 @@ class DeviceFiles:
         self._contracts: dict[tuple[int, int], bytes] = {}
         self._leases: dict[tuple[int, int], Leases] = {}
 
-    def terms(self, path: Path, seat: Seat) -> Terms | None:
+    def terms(self, path: Path | str, seat: Seat) -> Terms | None:
         """Return the terms of a seat in a contract; None: the seat has another owner."""
         taken = _taken_seat(self._contract(path), seat.number)
         return taken.terms if taken is not None and taken.seat == seat else None
 
-    def is_governed(self, path: Path) -> bool:
+    def is_governed(self, path: Path | str) -> bool:
         """Whether the shares of a contract's device take turns."""
         return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
 
-    def leases(self, contract: Path, seats: Path) -> Leases:
+    def leases(self, contract: Path | str, seats: Path | str) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
 
-        def read(path: Path) -> Leases:
+        def read(path: str) -> Leases:
             return read_leases(_parsed(self._contract(path)), seats)
 
-        return _once(self._leases, contract, read)
+        return _once(self._leases, str(contract), read)
 
-    def _contract(self, path: Path) -> bytes:
-        return _once(self._contracts, path, _contract_bytes)
+    def _contract(self, path: Path | str) -> bytes:
+        return _once(self._contracts, str(path), _contract_bytes)
 
 
 def _once(
-    known: dict[tuple[int, int], _Content], path: Path, read: Callable[[Path], _Content]
+    known: dict[tuple[int, int], _Content], path: str, read: Callable[[str], _Content]
 ) -> _Content:
     """Return a file's content as first read through any of its links."""
     try:
@@ -287,7 +291,7 @@ def _once(
     return known[inode]
 
 
-def read_leases(contract: Contract, seats: Path) -> Leases:
+def read_leases(contract: Contract, seats: Path | str) -> Leases:
     """Read what the shares of a device publish of themselves, in the folder `seats`.
 
     A damaged file is its own share's loss: that share has no account.
@@ -295,7 +299,7 @@ def read_leases(contract: Contract, seats: Path) -> Leases:
     news = {}
     for taken in contract.seats:
         with suppress(OSError, LedgerError):
-            news[taken.seat.serial] = _read_seat(seats / str(taken.seat.serial), taken.seat)
+            news[taken.seat.serial] = _read_seat(f"{seats}/{taken.seat.serial}", taken.seat)
     lent: dict[int, int] = {}
     distrusted: dict[int, tuple[str, ...]] = {}
     for taken in contract.seats:
@@ -303,12 +307,13 @@ def read_leases(contract: Contract, seats: Path) -> Leases:
             continue
         for serial, lent_ns in new.lent:
             lent[serial] = lent.get(serial, 0) + lent_ns
-        for other in contract.seats:
+        for other in contract.seats if new.distrusted else ():
             if new.distrusted >> other.seat.number & 1:
                 serial = other.seat.serial
                 distrusted[serial] = (*distrusted.get(serial, ()), taken.share_id)
     accounts = {
-        serial: replace(new.account, lent_ns=lent.get(serial, 0)) for serial, new in news.items()
+        serial: replace(new.account, lent_ns=lent[serial]) if serial in lent else new.account
+        for serial, new in news.items()
     }
     return Leases(accounts, distrusted)
 
@@ -324,7 +329,7 @@ class _SeatNews:
     """A bit for each seat."""
 
 
-def _read_seat(path: Path, seat: Seat) -> _SeatNews:
+def _read_seat(path: str, seat: Seat) -> _SeatNews:
     """Raises `OSError` or `LedgerError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
@@ -342,7 +347,7 @@ def _read_seat(path: Path, seat: Seat) -> _SeatNews:
                 raise damaged(path, f"its state has {len(data)} bytes")
             if u64(data, layout.SEAT_FACTS_ROOT_AT) == root:
                 distrusted = u64(head, layout.LEASES_FILE_DISTRUSTED_AT)
-                return _SeatNews(_account(data, seat), tuple(_lent(data)), distrusted)
+                return _SeatNews(_account(data, seat), _lent(data), distrusted)
     finally:
         os.close(descriptor)
     raise damaged(path, "it changes constantly")
@@ -363,21 +368,22 @@ def _account(data: bytes, seat: Seat) -> SeatAccount:
     )
 
 
-def _lent(data: bytes) -> Iterator[tuple[int, int]]:
-    for seat in range(layout.SEATS):
-        at = layout.SEAT_BUFFER_LENT_AT + seat * layout.LENT_SIZE
-        serial = u64(data, at + layout.LENT_SERIAL_AT)
-        if serial:
-            yield serial, u64(data, at + layout.LENT_LENT_NS_AT)
+def _lent(data: bytes) -> tuple[tuple[int, int], ...]:
+    end = layout.SEAT_BUFFER_LENT_AT + layout.SEATS * layout.LENT_SIZE
+    each = _LENT.iter_unpack(data[layout.SEAT_BUFFER_LENT_AT : end])
+    return tuple((serial, lent_ns) for serial, lent_ns in each if serial)
 
 
-def damaged(path: Path, why: str) -> LedgerError:
+def damaged(path: Path | str, why: str) -> LedgerError:
     return LedgerError(
         f"{path}: not a usable file of turns: {why}",
-        hint=(
-            f"end the shares on this GPU (`allot ps`), then remove the folder: rm -r {path.parent}"
-        ),
+        hint="end the shares on this GPU (`allot ps`), then remove the folder: rm -r"
+        f" {_folder(path)}",
     )
+
+
+def _folder(path: Path | str) -> str:
+    return os.path.dirname(path)  # noqa: PTH120 - paths are plain here
 
 
 def _check(code: int, directory: Path, doing: str) -> None:
@@ -413,7 +419,7 @@ def text(data: bytes, at: int, size: int) -> str:
     return data[at : at + size].split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _check_head(path: Path, data: bytes, *, size: int, head: tuple[int, int]) -> None:
+def _check_head(path: str, data: bytes, *, size: int, head: tuple[int, int]) -> None:
     if len(data) < size:
         raise damaged(path, f"it has {len(data)} bytes, {size} are needed")
     magic, version = head
@@ -424,16 +430,16 @@ def _check_head(path: Path, data: bytes, *, size: int, head: tuple[int, int]) ->
             f"{path}: version {u32(data, 8)}, this program reads {version}",
             hint=(
                 "use the version of Allotment that created it, or end the GPU's shares and "
-                f"remove {path.parent}"
+                f"remove {_folder(path)}"
             ),
         )
 
 
-def _contract_bytes(path: Path) -> bytes:
+def _contract_bytes(path: str) -> bytes:
     generation = -1
     for _ in range(_PATIENCE):
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             raise damaged(path, error.strerror or str(error)) from error
         _check_head(path, data, size=layout.CONTRACT_SIZE, head=_CONTRACT_HEAD)
@@ -445,9 +451,16 @@ def _contract_bytes(path: Path) -> bytes:
 
 def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
     """None for a free or unused seat. An invalid word becomes the nearest valid terms."""
+    if not 0 <= number < layout.SEAT_UNBOOKED:
+        return None
     at = layout.CONTRACT_SEATS_AT + number * layout.CONTRACT_SEAT_SIZE
-    word = u64(data, at + layout.CONTRACT_SEAT_TERMS_AT)
-    if not 0 <= number < layout.SEAT_UNBOOKED or not word & layout.TERMS_TAKEN:
+    return _seat_of(data[at : at + layout.CONTRACT_SEAT_SIZE], number)
+
+
+@lru_cache(maxsize=1024)  # most seats are as at the last look
+def _seat_of(data: bytes, number: int) -> TakenSeat | None:
+    word = u64(data, layout.CONTRACT_SEAT_TERMS_AT)
+    if not word & layout.TERMS_TAKEN:
         return None
     ceiling = min(max(word >> _CEILING_SHIFT & _FIELD, 1), layout.WHOLE)
     terms = Terms(
@@ -461,8 +474,8 @@ def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
         is_suspended=bool(word & layout.TERMS_SUSPENDED),
         is_oversubscribed=bool(word & layout.TERMS_OVERSUBSCRIBED),
     )
-    seat = Seat(number, u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
-    return TakenSeat(seat, text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
+    seat = Seat(number, u64(data, layout.CONTRACT_SEAT_SERIAL_AT))
+    return TakenSeat(seat, text(data, layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
 
 
 _BLOCK = 512  # the unit of st_blocks, on every file system

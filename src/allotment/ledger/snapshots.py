@@ -9,6 +9,7 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from allotment.ledger import layout
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _OPERATION_BITS = 48
 # struct flock: l_type, l_whence, l_start, l_len, l_pid (64-bit Linux).
 _FLOCK = struct.Struct("hhxxxxqqixxxx")
+_USAGE_WORDS = struct.Struct(f"<{layout.USAGE_DEVICE_SIZE // 8}Q")
+_MOST_CACHED = 1024
+"""Of what many shares read in turn have in common, or have kept since the last look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +123,15 @@ class Ledger:
     """Slots of dead processes are still taken."""
 
 
-def damaged(path: Path, why: str) -> LedgerError:
+def damaged(path: Path | str, why: str) -> LedgerError:
+    share = os.path.basename(os.path.dirname(path))  # noqa: PTH119, PTH120 - paths are plain here
     return LedgerError(
         f"{path}: not a usable ledger: {why}",
-        hint=(
-            f"its programs still run; end them and remove the share: allot rm {path.parent.name}"
-        ),
+        hint=f"its programs still run; end them and remove the share: allot rm {share}",
     )
 
 
-def _check(path: Path, data: bytes, *, have: int, size: int, magic: int) -> None:
+def _check(path: str, data: bytes, *, have: int, size: int, magic: int) -> None:
     if have < size:
         raise damaged(path, f"it has {have} bytes, {size} are needed")
     if u64(data, 0) != magic:
@@ -143,17 +146,25 @@ def _check(path: Path, data: bytes, *, have: int, size: int, magic: int) -> None
         )
 
 
-def _read_policy(path: Path) -> LedgerPolicy:
+def _read_policy(path: str) -> LedgerPolicy:
     try:
-        # Read no more than needed: the share's programs may have extended the file.
-        with path.open("rb", buffering=0) as file:
-            data = file.read(layout.POLICY_SIZE)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Read no more than needed: the share's programs may have extended the file.
+            data = os.read(descriptor, layout.POLICY_SIZE)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     _check(path, data, have=len(data), size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
     count = u32(data, layout.POLICY_DEVICE_COUNT_AT)
     if not 0 < count <= layout.MAX_DEVICES:
         raise damaged(path, f"it names {count} devices")
+    return _policy(data, count)
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _policy(data: bytes, count: int) -> LedgerPolicy:
     devices = []
     for index in range(count):
         at = layout.POLICY_DEVICES_AT + index * layout.DEVICE_POLICY_SIZE
@@ -178,24 +189,31 @@ def _read_policy(path: Path) -> LedgerPolicy:
     )
 
 
-def _device_use(data: bytes, index: int) -> DeviceUse:
-    at = layout.USAGE_DEVICES_AT + index * layout.USAGE_DEVICE_SIZE
-    used = u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT)
-    waits = at + layout.USAGE_DEVICE_LEASE_WAITS_AT
+@lru_cache(maxsize=_MOST_CACHED)
+def _device_use(data: bytes) -> DeviceUse:
+    words = _USAGE_WORDS.unpack(data)
+    used = words[layout.USAGE_DEVICE_TOTAL_VALUE_AT // 8]
+    waits = layout.USAGE_DEVICE_LEASE_WAITS_AT // 8
     return DeviceUse(
         used=used,
-        peak=u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
-        refusals=u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
-        gpu_ns=u64(data, at + layout.USAGE_DEVICE_GPU_NS_AT),
-        copy_ns=u64(data, at + layout.USAGE_DEVICE_COPY_NS_AT),
-        held_ns=u64(data, at + layout.USAGE_DEVICE_HELD_NS_AT),
-        throttled=u64(data, at + layout.USAGE_DEVICE_THROTTLED_AT),
-        moved_bytes=u64(data, at + layout.USAGE_DEVICE_MOVED_BYTES_AT),
+        peak=words[layout.USAGE_DEVICE_PEAK_AT // 8],
+        refusals=words[layout.USAGE_DEVICE_REFUSALS_AT // 8],
+        gpu_ns=words[layout.USAGE_DEVICE_GPU_NS_AT // 8],
+        copy_ns=words[layout.USAGE_DEVICE_COPY_NS_AT // 8],
+        held_ns=words[layout.USAGE_DEVICE_HELD_NS_AT // 8],
+        throttled=words[layout.USAGE_DEVICE_THROTTLED_AT // 8],
+        moved_bytes=words[layout.USAGE_DEVICE_MOVED_BYTES_AT // 8],
         # Entries of killed processes remain until the last process of the share has ended.
-        host_bytes=min(used, u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT)),
-        lease_waits=tuple(u64(data, waits + 8 * i) for i in range(layout.WAIT_BUCKETS)),
-        lease_wait_ns=u64(data, at + layout.USAGE_DEVICE_LEASE_WAIT_NS_AT),
+        host_bytes=min(used, words[layout.USAGE_DEVICE_HOST_BYTES_AT // 8]),
+        lease_waits=words[waits : waits + layout.WAIT_BUCKETS],
+        lease_wait_ns=words[layout.USAGE_DEVICE_LEASE_WAIT_NS_AT // 8],
     )
+
+
+def _device_uses(data: bytes, count: int) -> tuple[DeviceUse, ...]:
+    size = layout.USAGE_DEVICE_SIZE
+    starts = range(layout.USAGE_DEVICES_AT, layout.USAGE_DEVICES_AT + count * size, size)
+    return tuple(_device_use(data[at : at + size]) for at in starts)
 
 
 def _slot_used(data: bytes, slot: int, device: int) -> int:
@@ -256,8 +274,9 @@ def read(directory: Path) -> Ledger:
     Totals are those of the file: call `reap` first if a process may have died. Raises `LedgerError`
     if a file is missing, damaged, or of another version.
     """
-    policy = _read_policy(directory / "policy")
-    path = directory / "usage"
+    # Plain paths: there may be hundreds of shares.
+    policy = _read_policy(f"{directory}/policy")
+    path = f"{directory}/usage"
     read_ns = time.monotonic_ns()
     count = len(policy.devices)
     try:
@@ -278,7 +297,7 @@ def read(directory: Path) -> Ledger:
         os.close(descriptor)
     return Ledger(
         policy=policy,
-        devices=tuple(_device_use(data, index) for index in range(count)),
+        devices=_device_uses(data, count),
         processes=processes,
         read_ns=read_ns,
         has_leaving=layout.SLOT_LEAVING in states,
@@ -286,7 +305,7 @@ def read(directory: Path) -> Ledger:
     )
 
 
-def _usage(descriptor: int, path: Path) -> tuple[bytes, int]:
+def _usage(descriptor: int, path: str) -> tuple[bytes, int]:
     """Read the slots in use, and what is before them: most of a ledger has never been used.
 
     Returns the number of slots, too. Their number is read first: a slot that a process takes
@@ -298,7 +317,7 @@ def _usage(descriptor: int, path: Path) -> tuple[bytes, int]:
         _check(path, head, have=size, size=layout.USAGE_SIZE, magic=layout.USAGE_MAGIC)
         high = min(u32(head, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
         end = layout.USAGE_SLOTS_AT + high * layout.SLOT_SIZE
-        data = os.pread(descriptor, end, 0)
+        data = os.pread(descriptor, end, 0) if high else head
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     if len(data) < end:

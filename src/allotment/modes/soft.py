@@ -81,7 +81,8 @@ class SoftMode(Mode):
         terms_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                terms = files.terms(directory / turns.link_names(index).contract, device.seat)
+                contract = f"{directory}/{turns.link_names(index).contract}"
+                terms = files.terms(contract, device.seat)
                 if terms is not None:
                     terms_by_uuid[device.uuid] = terms
         return terms_by_uuid
@@ -93,8 +94,8 @@ class SoftMode(Mode):
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
                 names = turns.link_names(index)
-                contract = directory / names.contract
-                leases = files.leases(contract, directory / names.seats)
+                contract = f"{directory}/{names.contract}"
+                leases = files.leases(contract, f"{directory}/{names.seats}")
                 turns_by_uuid[device.uuid] = Turns(
                     leases.accounts.get(device.seat.serial, SeatAccount()),
                     files.is_governed(contract),

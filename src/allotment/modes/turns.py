@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,7 @@ class LinkNames:
     """The share's own file in it, which its programs write."""
 
 
+@cache
 def link_names(index: int) -> LinkNames:
     """Return the names in a share's folder for its device number `index`."""
     return LinkNames(f"{CONTRACT}-{index}", f"{SEATS}-{index}", f"seat-{index}")
@@ -69,7 +71,7 @@ def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
         if share.encode() in (folder / CONTRACT).read_bytes():
             _free_seats(folder, read_contract(folder / CONTRACT), share)
     seat = take(folder, share, terms)
-    _mend(folder)
+    _mend(folder, read_contract(folder / CONTRACT))
     return seat
 
 
@@ -116,17 +118,19 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             continue
         # A share with unreadable devices keeps its seats.
         users = {share for share, uuids in shares.items() if not uuids or path.name in uuids}
-        for removed in {taken.share_id for taken in contract.seats} - users:
+        removed = {taken.share_id for taken in contract.seats} - users
+        for share in removed:
             with suppress(LedgerError):  # another user's: its owner frees it
-                _free_seats(path, contract, removed)
+                _free_seats(path, contract, share)
         with suppress(LedgerError):  # as above
-            _mend(path)
-            _remove_old_seats(path)
+            if removed:
+                contract = read_contract(path / CONTRACT)
+            _mend(path, contract)
+            _remove_old_seats(path, contract)
 
 
-def _mend(path: Path) -> None:
+def _mend(path: Path, contract: Contract) -> None:
     """Repair the seats' files of a device, and record the shares that damaged them."""
-    contract = read_contract(path / CONTRACT)
     for taken in contract.seats:
         with suppress(LedgerError):  # another user's: its owner repairs it
             if damage := mend(seat_file(path, taken.seat.serial)):
@@ -138,9 +142,9 @@ def _mend(path: Path) -> None:
                 )
 
 
-def _remove_old_seats(path: Path) -> None:
+def _remove_old_seats(path: Path, contract: Contract) -> None:
     """Remove the files of seats that were never taken, or could not be removed when freed."""
-    serials = {str(taken.seat.serial) for taken in read_contract(path / CONTRACT).seats}
+    serials = {str(taken.seat.serial) for taken in contract.seats}
     with suppress(OSError):  # another user's, or a folder of an older version
         for file in (path / SEATS).iterdir():
             if file.name not in serials and not file.name.startswith("."):

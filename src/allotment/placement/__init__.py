@@ -6,7 +6,6 @@ the lock that keeps the states valid until the decision is written. This part ne
 standard library; `allotment.placement.cluster` needs numpy.
 """
 
-from allotment.placement.explain import explain, is_asked_for, main_reason, most_telling
 from allotment.placement.judge import (
     NOT_SELECTED,
     OTHER_MODE,
@@ -24,14 +23,10 @@ __all__ = [
     "OTHER_MODE",
     "TOO_LITTLE_COMPUTE",
     "choose",
-    "explain",
     "follow",
-    "is_asked_for",
     "is_selected",
     "judge",
-    "main_reason",
     "memory_room",
-    "most_telling",
     "overflow",
     "unknown_selectors",
 ]

@@ -6,10 +6,12 @@ A pod counts with the maximum over its phases, as in Kubernetes and in the node'
 exact integers, so removing a pod restores the earlier state.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from allotment.model.accounting import (
     DeviceAmount,
@@ -20,9 +22,11 @@ from allotment.model.accounting import (
     overlap,
     phases,
 )
-from allotment.model.clusters import NodeDevice, PlacedContainer
 from allotment.model.mig import MigPlace
 from allotment.model.modes import mode_of_all, traits_of
+
+if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
+    from allotment.model.clusters import NodeDevice, PlacedContainer
 
 UNKNOWN = MigPlace("", 0)
 """A slice with unknown place."""
@@ -58,7 +62,7 @@ class Load:
     slices: dict[MigPlace, int] = field(default_factory=dict)
     """Slices of pods. A count above 1 at one place means an invalid placement."""
 
-    def copy(self) -> "Load":
+    def copy(self) -> Load:
         return Load(
             self.fixed,
             self.oversubscribed,

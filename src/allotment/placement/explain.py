@@ -5,14 +5,16 @@ A `Refusal` is made where the decision is made. Nodes, quotas, events and `allot
 same value.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import traits_of
@@ -44,6 +46,9 @@ from allotment.placement.judge import (
 )
 from allotment.placement.mig import reason_of
 from allotment.placement.views import one_slice_of
+
+if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
+    from allotment.model.clusters import PodNeed, WantedContainer
 
 
 class Reason(StrEnum):

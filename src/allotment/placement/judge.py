@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether one device can serve its part of a request, by selection, mode, room and isolation."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from allotment.model.clusters import PodBooking, PodNeed, WantedContainer
 from allotment.model.devices import Device
 from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import DeviceState, Verdict
@@ -16,6 +18,9 @@ from allotment.placement.booking import host_part
 from allotment.placement.constraints import keeps_company, unsuited
 from allotment.placement.mig import is_served, room_of
 from allotment.placement.views import handed_on, one_slice_of
+
+if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
+    from allotment.model.clusters import PodBooking, PodNeed, WantedContainer
 
 NOT_SELECTED = "not selected by --gpu"
 NOT_SERVED = "the node's configuration does not allow this mode"

@@ -5,11 +5,13 @@ A container ignores containers of its pod that are never in use at the same time
 these states.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, PlacedContainer
 from allotment.model.devices import Device
 from allotment.model.mig import (
     MigHold,
@@ -26,6 +28,9 @@ from allotment.placement.booking import Footprint, HeldPart, Load, footprint, ho
 from allotment.placement.constraints import link_score
 from allotment.placement.mig import serving
 from allotment.placement.mig.slots import cover
+
+if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
+    from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, PlacedContainer
 
 
 class Hardware:

@@ -55,7 +55,9 @@ class ComputeView:
     def beyond(self, recorded: Compute) -> str:
         """How the contract allows more than was recorded; empty: it does not."""
         is_governed = self.promised.is_governed and self.is_measured
-        in_force = replace(self.promised, is_governed=is_governed)
+        in_force = self.promised
+        if is_governed != in_force.is_governed:
+            in_force = replace(in_force, is_governed=is_governed)
         if not self.takes_turns or not exceeds(in_force, recorded):
             return ""
         return f"{in_full(in_force)}, not {in_full(recorded)} as recorded"

@@ -32,10 +32,7 @@ from allotment.placement import (
     OTHER_MODE,
     TOO_LITTLE_COMPUTE,
     choose,
-    explain,
     follow,
-    is_asked_for,
-    main_reason,
     unknown_selectors,
 )
 from allotment.placement.judge import in_each_mode
@@ -235,6 +232,8 @@ def place(
         for placed in decision.devices:
             check_part(order.request.memory, placed.device.allottable_bytes)
         return decision
+    from allotment.placement.explain import explain, main_reason  # late: refusals alone need it
+
     nameless = [
         f"  {each.uuid or f'GPU number {each.index}'}: {each.message}"
         for each in order.problems
@@ -313,6 +312,8 @@ def _follow(order: ShareOrder, states: Sequence[DeviceState]) -> Placement | Jud
 
 def _hint(order: ShareOrder, decision: Judgement) -> tuple[str, str]:
     """Return the next step, and the mode that it advises, if it advises one."""
+    from allotment.placement.explain import is_asked_for  # late, as above
+
     verdicts = [verdict for verdict in decision.verdicts if is_asked_for(verdict)]
     devices = [verdict.state.device for verdict in verdicts or decision.verdicts]
     if devices and all(map(_is_cut, devices)):
@@ -344,6 +345,8 @@ def _hint_beside_slices(order: ShareOrder, device: Device) -> str:
 
 def _hint_apart_from_shares(order: ShareOrder, decision: Judgement) -> str:
     """Return the next step if no share in the way has to end; empty: one has to."""
+    from allotment.placement.explain import is_asked_for  # late, as above
+
     request = order.request
     every = [verdict.state for verdict in decision.verdicts]
     states = [each.state for each in decision.verdicts if is_asked_for(each)] or every

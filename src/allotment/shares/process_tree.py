@@ -16,7 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from allotment.files import read_file
 from allotment.ledger import ProcessUse
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.formats import format_pids
@@ -37,7 +39,14 @@ _POD_GROUP = re.compile(rb"[/-]pod[0-9a-f][0-9a-f_-]{31,35}(?![0-9a-f])|:/\.\./"
 _UNSEEN = "a share would count as unused while a program runs in it"
 _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 _AT_SECURE = 23  # <elf.h>
+_PF_KTHREAD = 0x00200000  # <linux/sched.h>
 _PAGE = 4096
+_READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
+_NONE: frozenset[ShareId] = frozenset()
+
+
+_Image = tuple[bytes, ...]
+"""A process and its program: its start time, and where code, arguments and environment are."""
 
 
 @cache
@@ -51,22 +60,21 @@ def _boot_id() -> str:
 def _read(pid: int | str, name: str) -> bytes:
     """Read a file of a process in /proc; empty if the process is gone or another user's."""
     try:
-        # Without a buffer, which costs more than the file: for each process.
-        descriptor = os.open(f"{_PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            content = os.read(descriptor, _PAGE)
-            while more := os.read(descriptor, 16 * _PAGE):
-                content += more
-            return content
-        finally:
-            os.close(descriptor)
+        return read_file(f"{_PROC}/{pid}/{name}")
     except OSError:
         return b""
 
 
 def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat from the third on; None: the process is gone."""
-    data = _read(pid, "stat")
+    try:
+        descriptor = os.open(f"{_PROC}/{pid}/stat", _READ_ONLY)
+        try:
+            data = os.read(descriptor, _PAGE)  # always whole: it is one record of the kernel's
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
     return data[data.rindex(b")") + 2 :].split() if data else None
 
 
@@ -158,10 +166,33 @@ def _pids() -> Iterator[int]:
 
 
 def _directory_of_environment(pid: int) -> str:
-    for variable in _read(pid, "environ").split(b"\0"):
+    environment = _read(pid, "environ")
+    if _SHARE_VARIABLE not in environment:  # most programs of the machine
+        return ""
+    for variable in environment.split(b"\0"):
         if variable.startswith(_SHARE_VARIABLE) and not _is_set_user_id(pid):
             return os.fsdecode(variable.removeprefix(_SHARE_VARIABLE))
     return ""
+
+
+class _Environments:
+    """The shares that programs' environments name, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Image, str]] = {}
+
+    def directory(self, pid: int, image: _Image) -> str:
+        known = self._known.get(pid)
+        if known is None or known[0] != image:
+            known = self._known[pid] = (image, _directory_of_environment(pid))
+        return known[1]
+
+    def forget_others(self, pids: Collection[int]) -> None:
+        # A copy: other threads may add to it meanwhile.
+        self._known = {pid: known for pid, known in [*self._known.items()] if pid in pids}
+
+
+_environments = _Environments()
 
 
 def _is_set_user_id(pid: int) -> bool:
@@ -211,38 +242,50 @@ def census(
         for share, directory in known
         if share.injection is Injection.ENVIRONMENT
     }
+    machine = _scan({directory.parent for _, directory in known})
     roots = {
         share.runner.pid: {share.id}
         for share, _ in known
-        if share.runner is not None and is_alive(share.runner)
+        if share.runner is not None and machine.has(share.runner)
     }
-    has_runner = {share_id for owned in roots.values() for share_id in owned}
-    parents, namespaces, mounted = _scan({directory.parent for _, directory in known})
-    recorded: dict[int, set[ShareId]] = {}
-    for share, directory in known:
-        traces = read_traces(directory)
-        pids = members[share.id]
-        pids.update(member.pid for member in traces.members if is_alive(member))
-        # Without a process in it, the namespace's number may have been reused.
-        if traces.namespace is not None and (
-            share.id in has_runner or any(namespaces.get(pid) == traces.namespace for pid in pids)
-        ):
-            recorded.setdefault(traces.namespace, set()).add(share.id)
-    for pid, namespace in namespaces.items():
-        owners = recorded.get(namespace, set())
-        claimed = mounted.get(namespace, set()) & members.keys()
-        if by_directory and not owners | claimed:
-            named_share = by_directory.get(_directory_of_environment(pid))
+    recorded = _recorded_namespaces(known, machine, members)
+    for pid, namespace in machine.namespaces.items():
+        owners = recorded.get(namespace, _NONE)
+        claimed = machine.mounted.get(namespace, _NONE) & members.keys()
+        if by_directory and not owners and not claimed:
+            named_share = by_directory.get(_environments.directory(pid, machine.images[pid]))
             claimed = {named_share} if named_share else set()
-        for share_id in owners | {each for each in claimed if _is_of(pid, users[each])}:
-            members[share_id].add(pid)
+        if owners or claimed:
+            for share_id in owners | {each for each in claimed if _is_of(pid, users[each])}:
+                members[share_id].add(pid)
+    _environments.forget_others(machine.images)
     for share_id, pids in members.items():
         for pid in pids:
             roots.setdefault(pid, set()).add(share_id)
-    for pid in parents:
-        for share_id in _shares_of_ancestors(pid, parents, roots, strangers):
+    for pid in machine.parents:
+        for share_id in _shares_of_ancestors(pid, machine.parents, roots, strangers):
             members[share_id].add(pid)
     return members
+
+
+def _recorded_namespaces(
+    shares: Iterable[tuple[Share, Path]],
+    machine: "_Scan",
+    members: Mapping[ShareId, set[int]],
+) -> dict[int, set[ShareId]]:
+    """The shares of namespaces by what is recorded, which adds to the members."""
+    recorded: dict[int, set[ShareId]] = {}
+    for share, directory in shares:
+        traces = read_traces(directory)
+        pids = members[share.id]
+        pids.update(member.pid for member in traces.members if machine.has(member))
+        # Without a process in it, the namespace's number may have been reused.
+        if traces.namespace is not None and (
+            (share.runner is not None and machine.has(share.runner))
+            or any(machine.namespaces.get(pid) == traces.namespace for pid in pids)
+        ):
+            recorded.setdefault(traces.namespace, set()).add(share.id)
+    return recorded
 
 
 def _only_user(share: Share, directory: Path) -> int | None:
@@ -253,7 +296,7 @@ def _only_user(share: Share, directory: Path) -> int | None:
     """
     is_by_variable = share.injection is Injection.ENVIRONMENT
     try:
-        status = (directory if is_by_variable else directory / "usage").stat()
+        status = os.stat(directory if is_by_variable else f"{directory}/usage")  # noqa: PTH116 - for each share
     except OSError:  # a mode without a ledger, or the share is gone
         return None
     return None if status.st_mode & 0o002 else status.st_uid
@@ -307,10 +350,28 @@ def _inspect(pid: int) -> tuple[int, str]:
     return namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
 
 
-def _scan(
-    folders: Iterable[Path],
-) -> tuple[dict[int, int], dict[int, int], dict[int, set[ShareId]]]:
-    """Each process's parent and mount namespace, and the shares of namespaces, by their mounts.
+class _Scan(NamedTuple):
+    """The machine's processes at one moment, without the kernel's own and zombies."""
+
+    parents: dict[int, int]
+    namespaces: dict[int, int]
+    """Of those that this user may inspect."""
+    mounted: dict[int, set[ShareId]]
+    """The shares of namespaces, by their mounts."""
+    images: dict[int, _Image]
+
+    def has(self, process: Runner) -> bool:
+        """Whether exactly this process is one of them."""
+        image = self.images.get(process.pid)
+        return (
+            image is not None
+            and int(image[0]) == process.start_time
+            and process.boot_id == _boot_id()
+        )
+
+
+def _scan(folders: Iterable[Path]) -> _Scan:
+    """Look at every process.
 
     Mounts count of files in `folders`, the shares' folders. A process in its own root folder sees
     only the mounts below it. So they are read once for each namespace and root folder.
@@ -319,12 +380,14 @@ def _scan(
     parents: dict[int, int] = {}
     namespaces: dict[int, int] = {}
     mounted: dict[int, set[ShareId]] = {}
+    images: dict[int, _Image] = {}
     inspected: set[tuple[int, str]] = set()
     for pid in _pids():
         fields = _stat(pid)
-        if fields is None or fields[0] in b"ZX":
+        if fields is None or fields[0] in b"ZX" or int(fields[6]) & _PF_KTHREAD:
             continue
         parents[pid] = int(fields[1])
+        images[pid] = (fields[19], *fields[23:26], *fields[45:49])
         try:
             view = _inspect(pid)
         except OSError:
@@ -340,7 +403,7 @@ def _scan(
             if (device, _plain(folder)) in places
         }:
             mounted[namespace] = found
-    return parents, namespaces, mounted
+    return _Scan(parents, namespaces, mounted, images)
 
 
 def _place(folder: Path) -> tuple[bytes, bytes] | None:

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, read_file
 from allotment.ledger import Ledger, Terms
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
@@ -45,32 +46,37 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     Raises `StateError` if it is damaged or of another version, `FileNotFoundError` if the share is
     gone.
     """
-    path = directory / RECORD
     try:
-        data = path.read_bytes()
+        data = read_file(f"{directory}/{RECORD}")
     except FileNotFoundError:
         if directory.is_dir():
-            raise _damaged(path, "it is missing") from None
+            raise _damaged(directory, "it is missing") from None
         raise
     except OSError as error:
-        raise explained(error, path, "read the share's record") from error
+        raise explained(error, directory / RECORD, "read the share's record") from error
     if written is not None and data == _encode(written).encode():
         return written
     try:
-        document = json.loads(data)
-        version = document["version"]
-        if version in _READABLE:
-            return _from_document(document)
+        version, share = _parsed(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(path, "it is truncated or changed") from error
-    raise _damaged(path, f"it has version {version!r}, this program reads {_VERSION}")
+        raise _damaged(directory, "it is truncated or changed") from error
+    if share is None:
+        raise _damaged(directory, f"it has version {version!r}, this program reads {_VERSION}")
+    return share
 
 
-def _damaged(path: Path, why: str) -> StateError:
-    name = path.parent.name
+@lru_cache(maxsize=1024)  # records seldom change between two looks of `allot top` or the agent
+def _parsed(data: bytes) -> tuple[object, Share | None]:
+    """The version, and the share if this program reads it. Raises `ValueError` and others."""
+    document = json.loads(data)
+    version = document["version"]
+    return version, _from_document(document) if version in _READABLE else None
+
+
+def _damaged(directory: Path, why: str) -> StateError:
     return StateError(
-        f"{path}: not a usable record of a share: {why}",
-        hint=f"end its programs and remove it: allot rm {name} --force",
+        f"{directory / RECORD}: not a usable record of a share: {why}",
+        hint=f"end its programs and remove it: allot rm {directory.name} --force",
     )
 
 
@@ -146,7 +152,7 @@ def write_traces(directory: Path, traces: Traces) -> None:
 def read_traces(directory: Path) -> Traces:
     """Empty if they cannot be read."""
     try:
-        document = json.loads((directory / _NAME).read_bytes())
+        document = json.loads(read_file(f"{directory}/{_NAME}"))
         namespace = document["namespace"]
         members = tuple(
             Runner(int(pid), int(start_time), str(boot_id))

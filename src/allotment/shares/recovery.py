@@ -5,6 +5,7 @@ Every command recovers: it removes shares whose runner and processes have ended,
 killed processes. `lifecycle` creates and ends shares on top of this.
 """
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -38,7 +39,7 @@ _REMOVED = ".old-"
 def list_shares(folder: StateFolder) -> list[LoadedShare]:
     """Return every share, oldest first. Only dead processes' use is reclaimed."""
     try:
-        names = sorted(path.name for path in folder.shares.iterdir())
+        names = sorted(os.listdir(folder.shares))  # noqa: PTH208 - names are all
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -57,8 +58,9 @@ def recover(folder: StateFolder) -> list[LoadedShare]:
 
     The caller holds the folder's lock: so each unfinished folder is abandoned.
     """
-    for path in folder.shares.iterdir():
-        if path.name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
+    for name in os.listdir(folder.shares):  # noqa: PTH208 - names are all
+        path = f"{folder.shares}/{name}"
+        if name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
             shutil.rmtree(path, ignore_errors=True)
     shares = list_shares(folder)
     note_damage(folder, shares)
@@ -81,17 +83,15 @@ def recover(folder: StateFolder) -> list[LoadedShare]:
     return [loaded for loaded in shares if loaded.id not in ended]
 
 
-def _is_mount_point(path: Path) -> bool:
+def _is_mount_point(path: str) -> bool:
     """True for a folder made by a container runtime: some create missing sources of mounts.
 
     It has directories in place of a share's files, and would block the share with that id.
     """
-    return (
-        not (path / RECORD).exists()
-        and not (path / "policy").is_file()
-        and path.is_dir()
-        and not path.is_symlink()
-    )
+    if os.path.exists(f"{path}/{RECORD}"):  # noqa: PTH110 - for each share
+        return False
+    folder = Path(path)
+    return not (folder / "policy").is_file() and folder.is_dir() and not folder.is_symlink()
 
 
 def remember_members(directory: Path, members: Iterable[int]) -> None:

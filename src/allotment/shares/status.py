@@ -491,8 +491,7 @@ def _compared(
         ]
         most = sum(_most_allowed(devices[place], recorded) for place in places)
         for place in places:
-            device = devices[place]
-            record = recorded.get(device.uuid)
+            device, record = devices[place], recorded.get(devices[place].uuid)
             overuse = ""
             if sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
                 overuse = (
@@ -500,14 +499,17 @@ def _compared(
                     f" {format_bytes(device.used)} by its ledger; the limit is"
                     f" {format_bytes(_limit(device, recorded))}"
                 )
-            compared[place] = replace(
-                device,
-                used=used[place],
-                peak=max(device.peak, used[place]),
-                driver_used=sum(sizes) if sizes else None,
-                overuse=overuse,
-                raised=_raised(device, record) if record else "",
-            )
+            raised = _raised(device, record) if record else ""
+            if sizes or overuse or raised or used[place] != device.used:
+                device = replace(
+                    device,
+                    used=used[place],
+                    peak=max(device.peak, used[place]),
+                    driver_used=sum(sizes) if sizes else None,
+                    overuse=overuse,
+                    raised=raised,
+                )
+            compared[place] = device
     return tuple(compared[place] for place in range(len(devices)))
 
 

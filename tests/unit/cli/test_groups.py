@@ -17,7 +17,9 @@ from allotment.model.errors import EXIT_CODES
 
 HEAVY = {"msgspec", "pynvml", "rich", "yaml", "sqlite3", "asyncio"}
 NOT_OF_SOFT_SHARES = {
+    "allotment.model.clusters",
     "allotment.modes.mps.supervisor",
+    "allotment.placement.explain",
     "allotment.placement.mig.arrange",
     "allotment.shares.cdi",
     "allotment.shares.mig",

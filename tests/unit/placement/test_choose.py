@@ -16,7 +16,8 @@ from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, Traits
 from allotment.model.placements import MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
-from allotment.placement import choose, explain, is_selected, unknown_selectors
+from allotment.placement import choose, is_selected, unknown_selectors
+from allotment.placement.explain import explain
 from allotment.placement.judge import open_modes
 
 GI = 1 << 30

@@ -13,7 +13,8 @@ from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request, replicas_of, whole_devices
-from allotment.placement import choose, explain, follow
+from allotment.placement import choose, follow
+from allotment.placement.explain import explain
 
 GI = 1 << 30
 MODES = (SOFT, EXCLUSIVE, TIMESLICE)

@@ -13,8 +13,9 @@ from allotment.model.devices import Device
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Constraints, ModelRule, Request
-from allotment.placement import choose, explain, follow
+from allotment.placement import choose, follow
 from allotment.placement.constraints import matches_model
+from allotment.placement.explain import explain
 
 GI = 1 << 30
 

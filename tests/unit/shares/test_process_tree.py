@@ -92,6 +92,40 @@ def test_members_by_environment(make: Make, sleeper: Sleeper) -> None:
     assert process_tree.census([(share, directory)]) == {share.id: {member.pid}}
 
 
+def test_an_environment_is_read_once_for_each_program(
+    make: Make, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, directory = make(runner=None)
+    reads: list[int] = []
+    read = process_tree._directory_of_environment  # noqa: SLF001 - to count its calls
+
+    def counted(pid: int) -> str:
+        reads.append(pid)
+        return read(pid)
+
+    monkeypatch.setattr(process_tree, "_directory_of_environment", counted)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    for _ in range(2):
+        assert process_tree.census([(share, directory)]) == {share.id: {member.pid}}
+    assert reads.count(member.pid) == 1
+
+
+def test_a_process_that_becomes_another_program_is_looked_at_again(make: Make) -> None:
+    share, directory = make(runner=None)
+    script = f"echo; read _; exec env ALLOTMENT_SHARE={directory} sh -c 'echo; read _'"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert process_tree.census([(share, directory)]) == {share.id: set()}
+        process.stdin.write(b"\n")
+        process.stdout.readline()
+        assert process_tree.census([(share, directory)]) == {share.id: {process.pid}}
+        process.stdin.write(b"\n")
+
+
 @pytest.mark.parametrize("injection", sorted(set(Injection) - {Injection.ENVIRONMENT}))
 def test_a_share_with_mounts_has_no_members_by_environment(
     make: Make, sleeper: Sleeper, injection: Injection

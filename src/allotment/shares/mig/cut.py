@@ -30,7 +30,7 @@ from allotment.model.mig import MigHold, MigLayout, MigPlace, MigProfile, MigReq
 from allotment.model.modes import SOFT
 from allotment.model.placements import Placed
 from allotment.modes.mig.journal import Journal, SliceRecord, SliceWork
-from allotment.placement import most_telling
+from allotment.placement.explain import most_telling
 from allotment.placement.mig import MigChoice, MigRefusal, choose, serving
 from allotment.placement.views import slices_of
 from allotment.shares import recovery
