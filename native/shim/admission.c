@@ -132,8 +132,17 @@ uint64_t admission_dry_ns(const compute_device *at) {
   return load(at->dry_from_ns) + load(at->admitted_ns);
 }
 
-void admission_correct_dry(compute_device *at, uint64_t by_ns) {
-  __atomic_add_fetch(&at->dry_from_ns, by_ns, __ATOMIC_RELAXED);
+uint64_t admission_correct_dry(compute_device *at, uint64_t least_ns, uint64_t most_ns) {
+  uint64_t seen = load(at->dry_from_ns), dry, right;
+  do {
+    dry = right = seen + load(at->admitted_ns);
+    if (right > most_ns) right = most_ns;
+    if (right < least_ns) right = least_ns;
+    if (right == dry) return 0;
+    // A launch that finds the queue dry says so at the same time.
+  } while (!__atomic_compare_exchange_n(&at->dry_from_ns, &seen, seen + right - dry, true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return dry > right ? dry - right : 0;
 }
 
 void admission_wake(const compute_device *at) {

@@ -101,7 +101,14 @@ static inline uint64_t clock_ns(void) {
 
 // The state of this process, made at the first call; NULL: the process is not in its share, or no
 // device of the share has turns.
-compute_state *compute_state_of(process *own);
+compute_state *compute_state_open(process *own);
+// Stands for "no device of the share has turns".
+extern char compute_nothing[64];
+static inline compute_state *compute_state_of(process *own) {
+  compute_state *all = __atomic_load_n(&own->compute, __ATOMIC_ACQUIRE);
+  if (UNLIKELY(all == NULL)) all = compute_state_open(own);
+  return (void *)all == compute_nothing ? NULL : all;
+}
 
 // Does anybody on the device ask for compute? If not, there are no turns.
 static inline bool compute_is_governed(const compute_device *at) {
@@ -132,7 +139,12 @@ static inline bool compute_is_unknown(void) {
 
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
-bool compute_join(compute_device *at);
+bool compute_take_place(compute_device *at);
+static inline bool compute_join(compute_device *at) {
+  return (LIKELY(__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) &&
+          LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) ||
+         compute_take_place(at);
+}
 
 // The keeper asks the driver nothing between these two, since a context may go, and nobody marks
 // anything in the one that may (NULL: not known); `gone`: it did.
@@ -175,9 +187,10 @@ void admission_undo(compute_device *at, uint64_t expected_ns);
 void admission_spend(compute_device *at, uint64_t used_ns);
 // What is expected of the work under way.
 uint64_t admission_queued_ns(const compute_device *at);
-// When the GPU will have done all of it; later than was expected (or earlier: it wraps around).
+// When the GPU will have done all of it.
 uint64_t admission_dry_ns(const compute_device *at);
-void admission_correct_dry(compute_device *at, uint64_t by_ns);
+// That is between these, as has been seen. Returns by how much it is earlier.
+uint64_t admission_correct_dry(compute_device *at, uint64_t least_ns, uint64_t most_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.
 void admission_update(compute_device *at, const allot_lease *lease, uint64_t root);
 // The lease was gained: with the lease_lock held, which is let go of while memory is moved.

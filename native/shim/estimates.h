@@ -31,12 +31,24 @@ static inline uint64_t estimate_key(const void *launched, uint64_t size) {
 }
 
 // Never NULL; when the table is full, others share the place.
-estimate *estimate_of(estimate_table *table, uint64_t key);
+estimate *estimate_find(estimate_table *table, uint64_t key);
+static inline estimate *estimate_of(estimate_table *table, uint64_t key) {
+  estimate *first = &table->places[key % ESTIMATE_PLACES];
+  if (LIKELY(__atomic_load_n(&first->key, __ATOMIC_RELAXED) == key && key != 0)) return first;
+  return estimate_find(table, key);
+}
 // Is its length known well enough to stand in a batch with others?
 static inline bool estimate_is_known(const estimate *of) {
   return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
 }
-uint64_t estimate_ns(const estimate *of);
+uint64_t estimate_unknown_ns(const estimate *of);
+static inline uint64_t estimate_ns(const estimate *of) {
+  uint64_t mean = __atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED);
+  if (LIKELY(mean != 0 || __atomic_load_n(&of->samples, __ATOMIC_RELAXED) != 0)) {
+    return mean * ESTIMATE_UNIT_NS;
+  }
+  return estimate_unknown_ns(of);
+}
 // Should the next launch be measured by itself, as nothing is known of it, or as it is its turn?
 // Gaps inside a batch are not seen, and would make an estimate that stays too long.
 #define ESTIMATE_ALONE_EVERY 128

@@ -125,15 +125,11 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
 
 // When the queue will be dry, from what has ended: those that have begun are about to end.
 static void correct_dry(compute_device *at, uint64_t begun_ns, uint64_t now) {
-  uint64_t queued_ns = admission_queued_ns(at), dry = admission_dry_ns(at), right = dry;
-  uint64_t most = now + queued_ns;
-  uint64_t least = now + (queued_ns > begun_ns ? queued_ns - begun_ns : 0);
-  if (right > most) right = most;
-  if (right < least) right = least;
-  if (right == dry) return;
-  admission_correct_dry(at, right - dry);
+  uint64_t queued_ns = admission_queued_ns(at);
+  uint64_t least_ns = now + (queued_ns > begun_ns ? queued_ns - begun_ns : 0);
+  uint64_t earlier_ns = admission_correct_dry(at, least_ns, now + queued_ns);
   // Who is held back sleeps until the queue was to be short again: it is shorter by now.
-  if (right + SHORTER_NS < dry) admission_wake(at);
+  if (earlier_ns > SHORTER_NS) admission_wake(at);
 }
 
 static bool is_suspended(const compute_device *at) {
@@ -285,7 +281,7 @@ static void settle_accounts(compute_state *all) {
     if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) != PLACE_TAKEN) continue;
     uint64_t now = clock_ns();
     pthread_mutex_lock(&at->marks_lock);
-    admission_correct_dry(at, 0 - admission_dry_ns(at));  // nothing is too early to be asked for
+    admission_correct_dry(at, 0, 0);  // nothing is too early to be asked for
     marks_collect(at, now);
     marks_leave_context();
     pthread_mutex_unlock(&at->marks_lock);
