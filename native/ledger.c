@@ -210,7 +210,7 @@ typedef struct reaping {
   allot_ledger *ledger;
   allot_held_check *check;
   void *context;
-  int descriptor;
+  int descriptor;  // of the usage, once a slot is asked for; -1
   allot_reaped reaped;
 } reaping;
 
@@ -229,14 +229,19 @@ static bool may_clear(const reaping *one, int slot) {
   return held == ALLOT_HELD_NOT || is_over(left, held);
 }
 
+static int try_slot(reaping *one, int slot) {
+  if (one->descriptor < 0) one->descriptor = allot_open_in(one->ledger->directory, "usage", O_RDWR);
+  return one->descriptor < 0 ? one->descriptor : allot_slot_try(one->descriptor, byte_of(slot));
+}
+
+// A process that is alone in its share makes no system call here.
 static int reap_with(reaping *one) {
   allot_ledger *ledger = one->ledger;
-  int descriptor = one->descriptor;
   uint32_t high = load(&ledger->usage->high_slot);
   for (int slot = 0; slot < ALLOT_MAX_SLOTS && (uint32_t)slot < high; slot++) {
     uint32_t *state = &ledger->usage->slots[slot].state;
     if (slot == ledger->slot || load(state) == ALLOT_SLOT_FREE) continue;
-    int locked = allot_slot_try(descriptor, byte_of(slot));
+    int locked = try_slot(one, slot);
     if (locked < 0) return locked;
     if (locked == 0) {  // by its owner, or by another reaper
       if (load(state) == ALLOT_SLOT_LEAVING) one->reaped.leaving++;
@@ -248,7 +253,7 @@ static int reap_with(reaping *one) {
     } else if (load(state) != ALLOT_SLOT_FREE) {
       one->reaped.leaving++;
     }
-    allot_slot_release(descriptor, byte_of(slot));
+    allot_slot_release(one->descriptor, byte_of(slot));
   }
   return 0;
 }
@@ -258,11 +263,9 @@ static int reap_guarded(void *argument) {
 }
 
 allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, void *context) {
-  int descriptor = allot_open_in(ledger->directory, "usage", O_RDWR);
-  if (descriptor < 0) return (allot_reaped){.cleared = descriptor};
-  reaping one = {ledger, check, context, descriptor, {0}};
+  reaping one = {ledger, check, context, -1, {0}};
   int error = allot_guarded(reap_guarded, &one);
-  close(descriptor);
+  if (one.descriptor >= 0) close(one.descriptor);
   if (error < 0) one.reaped.cleared = error;
   return one.reaped;
 }

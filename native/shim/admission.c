@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // May a launch be queued now?
 //
-// Without contention: two loads, an addition and a compare-and-swap. A launch is counted before the
-// gate is looked at, and the keeper shuts the gate before it looks at the count: one of them sees
-// the other, so nothing is queued once the lease is given back.
+// Without contention a launch into a batch that is open makes one compare-and-swap. A batch is
+// counted before the gate is looked at, and the keeper shuts the gate before it looks at the count:
+// one of them sees the other, so nothing is queued once the lease is given back.
 #include <errno.h>
 
 #include "compute.h"
@@ -20,7 +20,7 @@
 #define SLACK_CONTENDED_NS MILLISECOND
 #define SLACK_LENT_NS (100 * MICROSECOND)
 #define SLACK_STRICT_NS (10 * MICROSECOND)
-#define NO_CEILING INT64_MAX
+#define NO_CEILING ((uint64_t)INT64_MAX)
 
 // A queue without progress for so long may be waiting for a further launch.
 #define STUCK_NS (20 * MILLISECOND)
@@ -47,70 +47,102 @@ static bool is_current(const compute_device *at) {
   return ALLOT_ROOT_HOLDER(root) == at->leases.place && !ALLOT_ROOT_CONTENDED(root);
 }
 
-static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, bool stream_is_idle,
-                 uint64_t now) {
-  uint64_t ahead = dry - now, bound = load(at->bound_ns);
+// What the ceiling leaves, once so much was let in.
+static int64_t room(const compute_device *at, uint64_t admitted_ns) {
+  return (int64_t)(load(at->room_to_ns) - admitted_ns);
+}
+
+static bool fits(const compute_device *at, uint64_t dry, const admission *launch) {
+  uint64_t ahead = dry - launch->now_ns, bound = load(at->bound_ns);
   if (bound < BOUND_ALONE_NS) {
-    if (ahead > load(at->slack_ns) && ahead + expected_ns > bound) return false;
-  } else if (ahead > bound && !stream_is_idle) {
+    if (ahead > load(at->slack_ns) && ahead + launch->expected_ns > bound) return false;
+  } else if (ahead > bound && launch->now_ns <= load(*launch->free_ns)) {
     // Alone, what is queued in other streams may run at the same time: it holds up no idle stream.
     return false;
   }
   // It begins within the lease; waiting for an empty queue first would leave a gap and end it no
   // earlier.
   if (dry >= load(at->expires_ns)) return false;
-  return load(at->room_ns) >= (int64_t)expected_ns;
+  return room(at, load(at->admitted_ns)) >= (int64_t)launch->expected_ns;
 }
 
-// With the launch counted already; `before`: how many were before it.
-static bool may_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now,
-                      uint64_t before) {
+// A queue that has been dry is dry until now.
+static void note_dry(compute_device *at, uint64_t admitted_ns, uint64_t now) {
+  uint64_t seen = load(at->dry_from_ns), right = now - admitted_ns;
+  while ((int64_t)(right - seen) > 0 &&
+         !__atomic_compare_exchange_n(&at->dry_from_ns, &seen, right, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
+}
+
+// Lets a launch in whose batch is counted. `is_first`: nothing else is.
+static bool let_in(compute_device *at, const admission *launch, bool is_first) {
   if (__atomic_load_n(&at->gate, __ATOMIC_SEQ_CST) != GATE_OPEN || !is_current(at)) return false;
-  if (now >= load(at->expires_ns) || load(at->room_ns) <= 0) return false;
-  uint64_t seen = load(at->dry_ns), dry;
+  if (launch->now_ns >= load(at->expires_ns)) return false;
+  uint64_t seen = load(at->admitted_ns);
   do {
-    dry = later(seen, now);
-    if (before > 0 && !fits(at, dry, expected_ns, stream_is_idle, now)) return false;
-  } while (!__atomic_compare_exchange_n(&at->dry_ns, &seen, dry + expected_ns, true,
+    if (room(at, seen) <= 0) return false;
+    uint64_t dry = seen + load(at->dry_from_ns);
+    if (dry < launch->now_ns) {
+      note_dry(at, seen, launch->now_ns);
+      dry = launch->now_ns;
+    }
+    if (!is_first && !fits(at, dry, launch)) return false;
+  } while (!__atomic_compare_exchange_n(&at->admitted_ns, &seen, seen + launch->expected_ns, true,
                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return true;
 }
 
-static void count_in(compute_device *at, uint64_t expected_ns) {
-  __atomic_add_fetch(&at->queued_ns, expected_ns, __ATOMIC_RELAXED);
-  if (load(at->room_ns) != NO_CEILING) {
-    __atomic_sub_fetch(&at->room_ns, (int64_t)expected_ns, __ATOMIC_RELAXED);
-  }
+bool admission_join(compute_device *at, const admission *launch) {
+  return let_in(at, launch, false);
 }
 
-static bool try_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now) {
+static bool try_enter(compute_device *at, const admission *launch) {
   uint64_t before = __atomic_fetch_add(&at->queued, 1, __ATOMIC_SEQ_CST);
-  if (LIKELY(may_enter(at, expected_ns, stream_is_idle, now, before))) {
-    count_in(at, expected_ns);
-    return true;
-  }
-  __atomic_sub_fetch(&at->queued, 1, __ATOMIC_SEQ_CST);
+  if (LIKELY(let_in(at, launch, before == 0))) return true;
+  admission_leave(at);
   return false;
 }
 
-void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns) {
-  __atomic_sub_fetch(&at->queued_ns, expected_ns, __ATOMIC_RELAXED);
-  __atomic_sub_fetch(&at->queued, launches, __ATOMIC_SEQ_CST);
+void admission_leave(compute_device *at) {
+  __atomic_sub_fetch(&at->queued, 1, __ATOMIC_SEQ_CST);
+}
+
+void admission_end(compute_device *at, uint64_t expected_ns) {
+  __atomic_add_fetch(&at->ended_ns, expected_ns, __ATOMIC_RELAXED);
+}
+
+void admission_undo(compute_device *at, uint64_t expected_ns) {
+  __atomic_sub_fetch(&at->admitted_ns, expected_ns, __ATOMIC_RELAXED);
 }
 
 void admission_spend(compute_device *at, uint64_t used_ns) {
   __atomic_add_fetch(&at->uncharged_ns, used_ns, __ATOMIC_RELAXED);
-  if (load(at->room_ns) != NO_CEILING) {
-    __atomic_sub_fetch(&at->room_ns, (int64_t)used_ns, __ATOMIC_RELAXED);
+  if (load(at->room_to_ns) != NO_CEILING) {
+    __atomic_sub_fetch(&at->room_to_ns, used_ns, __ATOMIC_RELAXED);
   }
 }
 
-void admission_undo(compute_device *at, uint64_t expected_ns) {
-  __atomic_sub_fetch(&at->dry_ns, expected_ns, __ATOMIC_RELAXED);
-  if (load(at->room_ns) != NO_CEILING) {
-    __atomic_add_fetch(&at->room_ns, (int64_t)expected_ns, __ATOMIC_RELAXED);
-  }
-  admission_leave(at, 1, expected_ns);
+uint64_t admission_queued_ns(const compute_device *at) {
+  uint64_t ended_ns = load(at->ended_ns), admitted_ns = load(at->admitted_ns);
+  return admitted_ns > ended_ns ? admitted_ns - ended_ns : 0;
+}
+
+uint64_t admission_dry_ns(const compute_device *at) {
+  return load(at->dry_from_ns) + load(at->admitted_ns);
+}
+
+uint64_t admission_correct_dry(compute_device *at, uint64_t least_ns, uint64_t most_ns) {
+  uint64_t seen = load(at->dry_from_ns), dry, right;
+  do {
+    dry = right = seen + load(at->admitted_ns);
+    if (right > most_ns) right = most_ns;
+    if (right < least_ns) right = least_ns;
+    if (right == dry) return 0;
+    // A launch that finds the queue dry says so at the same time.
+  } while (!__atomic_compare_exchange_n(&at->dry_from_ns, &seen, seen + right - dry, true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return dry > right ? dry - right : 0;
 }
 
 void admission_wake(const compute_device *at) {
@@ -144,9 +176,8 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
   store(at->keep_ns, lease->keep_ns);
   store(at->expires_ns, lease->contended ? lease->expires_ns : UINT64_MAX);
   // What is queued or measured and not charged yet is spent already.
-  uint64_t spent = load(at->queued_ns) + load(at->uncharged_ns);
-  store(at->room_ns,
-        lease->budget_ns == UINT64_MAX ? NO_CEILING : (int64_t)lease->budget_ns - (int64_t)spent);
+  uint64_t spent_to = load(at->ended_ns) - load(at->uncharged_ns);
+  store(at->room_to_ns, lease->budget_ns == UINT64_MAX ? NO_CEILING : spent_to + lease->budget_ns);
   store(at->seen_root, root);
   bool open = !lease->yield && at->is_moving == 0;
   __atomic_store_n(&at->gate, open ? GATE_OPEN : GATE_SHUT, __ATOMIC_SEQ_CST);
@@ -203,8 +234,7 @@ void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now
 // ---- being held back ----
 
 typedef struct attempt {
-  uint64_t expected_ns;
-  const uint64_t *free_ns;  // of its stream: when that is expected to have done all
+  admission *launch;
   uint64_t sleep_until_ns;  // after a failure
   uint32_t ticket;
 } attempt;
@@ -218,20 +248,21 @@ static void look(compute_device *at, uint64_t now) {
 }
 
 // Does the queue look as if it waited for this very launch?
-static bool is_stuck(compute_device *at, bool stream_is_idle, uint64_t now) {
+static bool is_stuck(const compute_device *at, const admission *launch) {
+  uint64_t now = launch->now_ns;
   if (load(at->queued) == 0) return false;
   uint64_t patience = STUCK_NS;
   if (load(at->is_running) != 0) {
-    if (!stream_is_idle) return false;
+    if (now <= load(*launch->free_ns)) return false;
     patience = STUCK_RUNNING_NS;
   }
   return now > later(load(at->progress_ns), at->forced_ns) + patience;
 }
 
-static bool force(compute_device *at, uint64_t expected_ns, uint64_t now) {
-  at->forced_ns = now;
-  __atomic_fetch_add(&at->queued, 1, __ATOMIC_SEQ_CST);
-  count_in(at, expected_ns);
+static bool force(compute_device *at, const admission *launch) {
+  at->forced_ns = launch->now_ns;
+  __atomic_add_fetch(&at->queued, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&at->admitted_ns, launch->expected_ns, __ATOMIC_RELAXED);
   return true;
 }
 
@@ -251,29 +282,27 @@ static bool ask(compute_device *at, attempt *of, uint64_t now) {
 }
 
 // With the lease_lock held.
-static bool attempt_locked(compute_device *at, attempt *of, uint64_t now) {
+static bool attempt_locked(compute_device *at, attempt *of) {
+  uint64_t now = of->launch->now_ns;
   // Drawn before anything is looked at: who changes it afterwards wakes us.
   of->ticket = __atomic_load_n(&at->leases.file->heads[at->leases.place].wake, __ATOMIC_SEQ_CST);
   of->sleep_until_ns = now + NAP_NS;
   // No less than what follows it at once.
-  at->leases.launch_ns = later(of->expected_ns, BOUND_LENT_NS);
+  at->leases.launch_ns = later(of->launch->expected_ns, BOUND_LENT_NS);
   if (at->is_held != 0) look(at, now);
   if (at->is_moving != 0) return false;
   if (at->is_held == 0 && !ask(at, of, now)) return false;
   if (at->is_held == 0) return false;
-  bool stream_is_idle = now > load(*of->free_ns);
-  if (try_enter(at, of->expected_ns, stream_is_idle, now)) return true;
+  if (try_enter(at, of->launch)) return true;
   // Not where the others' turn has come: they go on when the lease is taken from a stuck queue.
-  if (load(at->gate) == GATE_OPEN && is_stuck(at, stream_is_idle, now)) {
-    return force(at, of->expected_ns, now);
-  }
+  if (load(at->gate) == GATE_OPEN && is_stuck(at, of->launch)) return force(at, of->launch);
   // Where only the queue is full, until it has been worked off by half.
   uint64_t low = load(at->slack_ns);
-  uint64_t dry = load(at->dry_ns);
+  uint64_t dry = admission_dry_ns(at);
   if (load(at->gate) == GATE_OPEN && dry > low + now && dry - low < of->sleep_until_ns) {
     of->sleep_until_ns = dry - low;
   }
-  uint64_t free_ns = load(*of->free_ns);
+  uint64_t free_ns = load(*of->launch->free_ns);
   if (load(at->gate) == GATE_OPEN && free_ns > now && free_ns < of->sleep_until_ns) {
     of->sleep_until_ns = free_ns;
   }
@@ -293,22 +322,22 @@ static void pause_until(const compute_device *at, const attempt *of) {
   }
 }
 
-static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
+static bool wait_for_turn(compute_device *at, admission *launch) {
   int error = errno;
+  attempt of = {.launch = launch};
   bool entered = false, waited = false;
   pthread_mutex_lock(&at->lease_lock);
   __atomic_add_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   while (compute_is_governed(at) && !keeper_is_stopped(at->all)) {
-    entered = attempt_locked(at, of, now);
+    entered = attempt_locked(at, &of);
     if (entered) break;
     if (!waited) account_throttled(at);
     waited = true;
     pthread_mutex_unlock(&at->lease_lock);
-    pause_until(at, of);
+    pause_until(at, &of);
     pthread_mutex_lock(&at->lease_lock);
     // Count a wait while it lasts: else seconds of waiting would appear at its end.
-    uint64_t before = now;
-    now = clock_ns();
+    uint64_t before = launch->now_ns, now = launch->now_ns = clock_ns();
     account_held(at, now > before ? now - before : 0);
   }
   __atomic_sub_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
@@ -320,7 +349,7 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
 // How long the program leaves the device idle between two bursts of work, and how long those are:
 // who comes back soon keeps its lease meanwhile.
 static void note_gap(compute_device *at, uint64_t now) {
-  uint64_t dry = load(at->dry_ns), began = load(at->burst_began_ns);
+  uint64_t dry = admission_dry_ns(at), began = load(at->burst_began_ns);
   if (now <= dry) return;
   uint64_t gap = now - dry, burst = dry > began ? dry - began : 0;
   uint64_t usual = load(at->gap_ns), most = 2 * usual + UNUSUAL_GAP_NS;
@@ -336,21 +365,22 @@ static void begin_burst(compute_device *at, uint64_t now) {
   allot_lease_tell_running(&at->leases, now);
 }
 
-bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
-                     uint64_t *now) {
+bool admission_enter(compute_device *at, const admission *launch) {
   bool begins = load(at->queued) == 0;
-  if (begins) note_gap(at, *now);
-  if (LIKELY(try_enter(at, expected_ns, *now > load(*free_ns), *now))) {
-    if (begins) begin_burst(at, *now);
-    // It shuts its eyes before it looks at the count for the last time.
-    if (UNLIKELY(__atomic_load_n(&at->all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0)) {
-      keeper_wake(at->all);
-    }
-    return true;
+  if (begins) note_gap(at, launch->now_ns);
+  if (UNLIKELY(!try_enter(at, launch))) return false;
+  if (begins) begin_burst(at, launch->now_ns);
+  // It shuts its eyes before it looks at the count for the last time.
+  if (UNLIKELY(__atomic_load_n(&at->all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0)) {
+    keeper_wake(at->all);
   }
-  attempt of = {.expected_ns = expected_ns, .free_ns = free_ns};
-  if (!wait_for_turn(at, &of, *now)) return false;
-  *now = clock_ns();
-  if (begins) begin_burst(at, *now);
+  return true;
+}
+
+bool admission_wait(compute_device *at, admission *launch) {
+  bool begins = load(at->queued) == 0;
+  if (!wait_for_turn(at, launch)) return false;
+  launch->now_ns = clock_ns();
+  if (begins) begin_burst(at, launch->now_ns);
   return true;
 }

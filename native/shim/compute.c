@@ -12,9 +12,8 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-// Its address stands for "no device of the share has turns".
-static _Alignas(64) char nothing[64];
-#define NOTHING ((compute_state *)(void *)nothing)
+_Alignas(64) char compute_nothing[64];
+#define NOTHING ((compute_state *)(void *)compute_nothing)
 
 static bool open_device(compute_state *all, int device) {
   compute_device *at = &all->devices[device];
@@ -57,7 +56,7 @@ static compute_state *make_state(process *own) {
   return NOTHING;
 }
 
-static compute_state *open_state(process *own) {
+compute_state *compute_state_open(process *own) {
   if (process_attach() == NULL) return NULL;
   int error = errno;
   process_lock(&own->compute_lock);
@@ -69,12 +68,6 @@ static compute_state *open_state(process *own) {
   process_unlock(&own->compute_lock);
   errno = error;
   return made;
-}
-
-compute_state *compute_state_of(process *own) {
-  compute_state *all = __atomic_load_n(&own->compute, __ATOMIC_ACQUIRE);
-  if (UNLIKELY(all == NULL)) all = open_state(own);
-  return all == NOTHING ? NULL : all;
 }
 
 static bool take_place(process *own, void *context) {
@@ -96,11 +89,7 @@ static bool join_locked(compute_device *at) {
   return at->place == PLACE_TAKEN;
 }
 
-bool compute_join(compute_device *at) {
-  if (LIKELY(__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) &&
-      LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) {
-    return true;
-  }
+bool compute_take_place(compute_device *at) {
   int error = errno;
   process_lock(&at->all->start_lock);
   bool joined = join_locked(at) && keeper_start(at->all);

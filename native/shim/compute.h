@@ -30,22 +30,28 @@ typedef struct compute_device {
   uint32_t place;      // PLACE_*
   allot_leases leases;
 
-  // What every launch reads and changes, without a lock.
-  _Alignas(64) uint64_t queued;  // launches that were admitted and are not known to have ended
-  uint64_t queued_ns;            // what they are expected to take
-  uint64_t dry_ns;               // when the GPU will have done all of them, as far as is known
-  int64_t room_ns;               // GPU time that may still be queued under the ceiling
-  uint32_t gate;                 // GATE_*
-  uint32_t is_strict;            // beside an active latency share: one launch at a time
-  uint64_t seen_root;            // the decision that the limits below are from
-  uint64_t bound_ns;             // how much may be queued
-  uint64_t slack_ns;             // the next launch is let in so long before the queue is dry
-  uint64_t batch_ns;             // launches that are expected to take so long are marked together
-  uint64_t expires_ns;           // nothing is queued beyond this
-  uint64_t keep_ns;              // the lease may be kept without work for so long
-  uint64_t burst_began_ns;       // the queue was empty before
-  uint64_t gap_ns, burst_ns;     // moving means: idle between bursts, and busy
-  uint64_t progress_ns;          // when work was last seen to end, or was let in
+  // What launches change, without a lock: one line of the cache.
+  _Alignas(64) uint64_t queued;  // batches that are not known to have ended, and launches without
+  // What launches that were let in were expected to take, all of them since the beginning: the one
+  // word that each launch changes. How much is queued, when the GPU will have done it (dry), and
+  // what the ceiling leaves follow from it.
+  uint64_t admitted_ns;
+  uint64_t ended_ns;          // of these, what is known to have ended
+  uint64_t dry_from_ns;       // and `admitted_ns`: when the GPU is dry, as far as is known
+  uint64_t burst_began_ns;    // the queue was empty before
+  uint64_t gap_ns, burst_ns;  // moving means: idle between bursts, and busy
+  uint64_t progress_ns;       // when work was last seen to end, or was let in
+
+  // What launches read: another line, which changes with a decision.
+  _Alignas(64) uint32_t gate;  // GATE_*
+  uint32_t is_strict;          // beside an active latency share: one launch at a time
+  uint64_t seen_root;          // the decision that the limits below are from
+  uint64_t bound_ns;           // how much may be queued
+  uint64_t slack_ns;           // the next launch is let in so long before the queue is dry
+  uint64_t batch_ns;           // launches that are expected to take so long are marked together
+  uint64_t expires_ns;         // nothing is queued beyond this
+  uint64_t room_to_ns;         // `admitted_ns` may come so far under the ceiling
+  uint64_t keep_ns;            // the lease may be kept without work for so long
 
   // The lease: one decision at a time.
   _Alignas(64) pthread_mutex_t lease_lock;
@@ -95,7 +101,14 @@ static inline uint64_t clock_ns(void) {
 
 // The state of this process, made at the first call; NULL: the process is not in its share, or no
 // device of the share has turns.
-compute_state *compute_state_of(process *own);
+compute_state *compute_state_open(process *own);
+// Stands for "no device of the share has turns".
+extern char compute_nothing[64];
+static inline compute_state *compute_state_of(process *own) {
+  compute_state *all = __atomic_load_n(&own->compute, __ATOMIC_ACQUIRE);
+  if (UNLIKELY(all == NULL)) all = compute_state_open(own);
+  return (void *)all == compute_nothing ? NULL : all;
+}
 
 // Does anybody on the device ask for compute? If not, there are no turns.
 static inline bool compute_is_governed(const compute_device *at) {
@@ -126,7 +139,12 @@ static inline bool compute_is_unknown(void) {
 
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
-bool compute_join(compute_device *at);
+bool compute_take_place(compute_device *at);
+static inline bool compute_join(compute_device *at) {
+  return (LIKELY(__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) &&
+          LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) ||
+         compute_take_place(at);
+}
 
 // The keeper asks the driver nothing between these two, since a context may go, and nobody marks
 // anything in the one that may (NULL: not known); `gone`: it did.
@@ -144,17 +162,35 @@ static inline bool compute_is_recorded(const compute_state *all, CUstream stream
 
 // ---- admission.c ----
 
-// Waits until a launch that is expected to take so long may be queued, and counts it as queued.
-// False: there are no turns any more; it is not counted.
-// `free_ns`: when its stream is expected to have done all. `now`: before, and afterwards.
-bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
-                     uint64_t *now);
-// Launches ended.
-void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
-// GPU time that is not charged yet: no launch is let in on it before the keeper has charged it.
-void admission_spend(compute_device *at, uint64_t used_ns);
+// A launch that asks to be queued.
+typedef struct admission {
+  uint64_t expected_ns;     // what it is expected to take
+  uint64_t now_ns;          // before, and afterwards
+  const uint64_t *free_ns;  // when its stream is expected to have done all
+} admission;
+
+// May a launch stand in a batch that is open? That batch is counted, and stays open: its stream's
+// lock is held.
+bool admission_join(compute_device *at, const admission *launch);
+// May it begin another batch now? It is counted then.
+bool admission_enter(compute_device *at, const admission *launch);
+// Waits until it may, without its stream's lock. False: there are no turns any more; it is not
+// counted.
+bool admission_wait(compute_device *at, admission *launch);
+// Something counted and nothing of it is under way any more.
+void admission_leave(compute_device *at);
+// So much of what was let in has ended.
+void admission_end(compute_device *at, uint64_t expected_ns);
 // A launch that was let in was refused by the driver: it takes up nothing.
 void admission_undo(compute_device *at, uint64_t expected_ns);
+// GPU time that is not charged yet: no launch is let in on it before the keeper has charged it.
+void admission_spend(compute_device *at, uint64_t used_ns);
+// What is expected of the work under way.
+uint64_t admission_queued_ns(const compute_device *at);
+// When the GPU will have done all of it.
+uint64_t admission_dry_ns(const compute_device *at);
+// That is between these, as has been seen. Returns by how much it is earlier.
+uint64_t admission_correct_dry(compute_device *at, uint64_t least_ns, uint64_t most_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.
 void admission_update(compute_device *at, const allot_lease *lease, uint64_t root);
 // The lease was gained: with the lease_lock held, which is let go of while memory is moved.

@@ -33,8 +33,8 @@ static uint32_t own_namespace(void) {
 
 typedef struct look {
   const allot_ledger *ledger;
-  uint32_t here;
-  int device;  // whose list this is; -1: none
+  uint32_t here;  // 0: not asked yet
+  int device;     // whose list this is; -1: none
   bool is_listed;
   process_list list;
 } look;
@@ -59,6 +59,7 @@ static allot_held held_by_number(const allot_slot *slot) {
 
 static allot_held is_held(void *context, const allot_slot *slot, int device) {
   look *at = context;
+  if (at->here == 0) at->here = own_namespace();
   if (slot->listed_namespace == 0 || slot->listed_namespace != at->here ||
       device >= (int)at->ledger->policy->device_count || !list_device(at, device)) {
     return ALLOT_HELD_UNKNOWN;
@@ -71,7 +72,10 @@ static allot_held is_held(void *context, const allot_slot *slot, int device) {
 }
 
 allot_reaped dead_reap(allot_ledger *ledger) {
-  look at = {.ledger = ledger, .here = own_namespace(), .device = -1};
+  look at;  // the list is long: no time is spent on zeros
+  at.ledger = ledger;
+  at.here = 0;
+  at.device = -1;
   uncancelled_begin();  // a cancelled thread would keep the lock of a dead process's slot
   allot_reaped reaped = allot_ledger_reap(ledger, is_held, &at);
   uncancelled_end();

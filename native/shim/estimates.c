@@ -10,7 +10,7 @@
 #define MEAN_STEPS 8
 #define ALONE_STEPS 3
 
-estimate *estimate_of(estimate_table *table, uint64_t key) {
+estimate *estimate_find(estimate_table *table, uint64_t key) {
   if (key == 0) key = 1;
   estimate *first = &table->places[key % ESTIMATE_PLACES];
   for (uint64_t i = 0; i < TRIES; i++) {
@@ -27,11 +27,7 @@ estimate *estimate_of(estimate_table *table, uint64_t key) {
 }
 
 // Of what was never seen to end little is queued: the more of it, the longer it is taken to be.
-uint64_t estimate_ns(const estimate *of) {
-  uint64_t mean = __atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED);
-  if (LIKELY(__atomic_load_n(&of->samples, __ATOMIC_RELAXED) != 0 || mean != 0)) {
-    return mean * ESTIMATE_UNIT_NS;
-  }
+uint64_t estimate_unknown_ns(const estimate *of) {
   uint16_t pending = __atomic_load_n(&of->pending, __ATOMIC_RELAXED);
   return UNKNOWN_NS << (pending < MOST_DOUBLED ? pending : MOST_DOUBLED);
 }

@@ -31,19 +31,35 @@ static inline uint64_t estimate_key(const void *launched, uint64_t size) {
 }
 
 // Never NULL; when the table is full, others share the place.
-estimate *estimate_of(estimate_table *table, uint64_t key);
+estimate *estimate_find(estimate_table *table, uint64_t key);
+static inline estimate *estimate_of(estimate_table *table, uint64_t key) {
+  estimate *first = &table->places[key % ESTIMATE_PLACES];
+  if (LIKELY(__atomic_load_n(&first->key, __ATOMIC_RELAXED) == key && key != 0)) return first;
+  return estimate_find(table, key);
+}
 // Is its length known well enough to stand in a batch with others?
 static inline bool estimate_is_known(const estimate *of) {
   return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
 }
-uint64_t estimate_ns(const estimate *of);
-// A launch goes ahead. True: it should be measured by itself, as nothing is known of it, or as it
-// is its turn: gaps inside a batch are not seen, and would make an estimate that stays too long.
-#define ESTIMATE_ALONE_EVERY 32
-static inline bool estimate_try(estimate *of) {
+uint64_t estimate_unknown_ns(const estimate *of);
+static inline uint64_t estimate_ns(const estimate *of) {
+  uint64_t mean = __atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED);
+  if (LIKELY(mean != 0 || __atomic_load_n(&of->samples, __ATOMIC_RELAXED) != 0)) {
+    return mean * ESTIMATE_UNIT_NS;
+  }
+  return estimate_unknown_ns(of);
+}
+// Should the next launch be measured by itself, as nothing is known of it, or as it is its turn?
+// Gaps inside a batch are not seen, and would make an estimate that stays too long.
+#define ESTIMATE_ALONE_EVERY 128
+static inline bool estimate_is_due(const estimate *of) {
+  return !estimate_is_known(of) ||
+         __atomic_load_n(&of->pending, __ATOMIC_RELAXED) % ESTIMATE_ALONE_EVERY == 0;
+}
+// A launch goes ahead.
+static inline void estimate_count(estimate *of) {
   uint16_t count = (uint16_t)(__atomic_load_n(&of->pending, __ATOMIC_RELAXED) + 1);
   __atomic_store_n(&of->pending, count, __ATOMIC_RELAXED);
-  return !estimate_is_known(of) || count % ESTIMATE_ALONE_EVERY == 0;
 }
 // One that stood alone has ended.
 static inline void estimate_settle(estimate *of) {

@@ -251,7 +251,7 @@ typedef struct graph_launch {
 static CUresult launch_once(const graph_launch *what, growth *of) {
   launch_pass pass = {.stream = NULL};
   if (what->takes_turn) {
-    CUresult refusal = launch_begin(&pass, what->stream, estimate_key(what->graph, 0), true);
+    CUresult refusal = launch_begin(&pass, what->stream, estimate_key(what->graph, 0), false);
     if (UNLIKELY(refusal != CUDA_SUCCESS)) return refusal;
   }
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;

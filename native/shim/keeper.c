@@ -125,19 +125,11 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
 
 // When the queue will be dry, from what has ended: those that have begun are about to end.
 static void correct_dry(compute_device *at, uint64_t begun_ns, uint64_t now) {
-  uint64_t queued_ns = load(at->queued_ns);
-  uint64_t seen = load(at->dry_ns), right;
-  do {
-    right = seen;
-    uint64_t most = now + queued_ns;
-    uint64_t least = now + (queued_ns > begun_ns ? queued_ns - begun_ns : 0);
-    if (right > most) right = most;
-    if (right < least) right = least;
-    if (right == seen) return;
-  } while (!__atomic_compare_exchange_n(&at->dry_ns, &seen, right, true, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED));
+  uint64_t queued_ns = admission_queued_ns(at);
+  uint64_t least_ns = now + (queued_ns > begun_ns ? queued_ns - begun_ns : 0);
+  uint64_t earlier_ns = admission_correct_dry(at, least_ns, now + queued_ns);
   // Who is held back sleeps until the queue was to be short again: it is shorter by now.
-  if (right + SHORTER_NS < seen) admission_wake(at);
+  if (earlier_ns > SHORTER_NS) admission_wake(at);
 }
 
 static bool is_suspended(const compute_device *at) {
@@ -194,7 +186,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   bool is_watched =
       load(at->is_contended) != 0 || load(at->is_strict) != 0 || load(at->waiters) != 0 || !held;
   if (!is_watched) return now + BEAT_NS / 2;
-  uint64_t dry = load(at->dry_ns), last = load(at->progress_ns);
+  uint64_t dry = admission_dry_ns(at), last = load(at->progress_ns);
   uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);
   if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;
   // It should have ended: the longer it has not, the longer the naps.
@@ -289,7 +281,7 @@ static void settle_accounts(compute_state *all) {
     if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) != PLACE_TAKEN) continue;
     uint64_t now = clock_ns();
     pthread_mutex_lock(&at->marks_lock);
-    store(at->dry_ns, 0);  // nothing is too early to be asked for
+    admission_correct_dry(at, 0, 0);  // nothing is too early to be asked for
     marks_collect(at, now);
     marks_leave_context();
     pthread_mutex_unlock(&at->marks_lock);

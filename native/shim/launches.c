@@ -6,7 +6,37 @@
 #include "extra_abi.h"
 #include "streams.h"
 
-CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole) {
+// ---- a launch's turn ----
+//
+// With the stream's lock held: no thread is cancelled meanwhile, since what is counted as queued is
+// to end.
+
+static admission admission_of(const stream_state *of, const batch_launch *launch) {
+  return (admission){
+      .expected_ns = launch->expected_ns, .now_ns = launch->began_ns, .free_ns = &of->free_ns};
+}
+
+static bool enter(stream_state *of, batch_launch *launch) {
+  admission asked = admission_of(of, launch);
+  if (LIKELY(batch_prepare(of, launch))) return admission_join(of->at, &asked);
+  launch->is_counted = admission_enter(of->at, &asked);
+  return launch->is_counted;
+}
+
+// Other threads may use the stream meanwhile, and wait for it.
+static bool wait_for_turn(stream_state *of, batch_launch *launch) {
+  admission asked = admission_of(of, launch);
+  uncancelled_begin();
+  process_unlock(&of->lock);
+  launch->is_counted = admission_wait(of->at, &asked);
+  process_lock(&of->lock);
+  uncancelled_end();
+  launch->began_ns = clock_ns();
+  if (launch->is_counted) batch_prepare(of, launch);
+  return launch->is_counted;
+}
+
+CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_part) {
   pass->stream = NULL;
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) {
@@ -24,31 +54,26 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
     keeper_note_late(of->at);
     return CUDA_SUCCESS;
   }
-  pass->what = estimate_of(&all->estimates, key);
-  pass->expected_ns = estimate_ns(pass->what);
-  pass->began_ns = clock_ns();
-  uncancelled_begin();  // what is counted as queued is to end
-  if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, &pass->began_ns)) {
-    uncancelled_end();
+  estimate *what = estimate_of(&all->estimates, key);
+  pass->launch = (batch_launch){
+      .what = what, .expected_ns = estimate_ns(what), .alone = estimate_is_due(what) || is_part};
+  process_lock(&of->lock);
+  pass->launch.began_ns = clock_ns();
+  if (UNLIKELY(!enter(of, &pass->launch)) && !wait_for_turn(of, &pass->launch)) {
+    process_unlock(&of->lock);
     return CUDA_SUCCESS;
   }
+  estimate_count(what);
+  batch_before(of, &pass->launch);
   pass->stream = of;
-  pass->alone = estimate_try(pass->what) || is_whole;
-  if (UNLIKELY(!process_trylock(&of->lock))) {
-    process_lock(&of->lock);
-    pass->began_ns = clock_ns();
-  }
-  batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);
   return CUDA_SUCCESS;
 }
 
 void launch_end(launch_pass *pass, CUresult result) {
   stream_state *of = pass->stream;
   if (LIKELY(of == NULL)) return;
-  batch_after(of, pass->what, pass->expected_ns, pass->alone, result == CUDA_SUCCESS,
-              pass->began_ns);
+  batch_after(of, &pass->launch, result == CUDA_SUCCESS);
   process_unlock(&of->lock);
-  uncancelled_end();
 }
 
 #define LAUNCH(meant, key, call)                              \
@@ -141,13 +166,16 @@ CUDA_WRAPPER(cuLaunchGridAsync, (CUfunction function, int width, int height, CUs
 
 #define MOST_PARTS ALLOT_MAX_DEVICES
 
-static void suspend_part(launch_pass *pass) {
-  if (pass->stream != NULL) process_unlock(&pass->stream->lock);
+static void suspend_part(const launch_pass *pass) {
+  if (pass->stream == NULL) return;
+  uncancelled_begin();
+  process_unlock(&pass->stream->lock);
 }
 
 static void end_part(launch_pass *pass, CUresult result) {
   if (pass->stream == NULL) return;
   process_lock(&pass->stream->lock);
+  uncancelled_end();
   launch_end(pass, result);
 }
 

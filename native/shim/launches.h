@@ -7,15 +7,12 @@
 
 typedef struct launch_pass {
   stream_state *stream;  // NULL: it is neither held back nor measured
-  estimate *what;
-  uint64_t expected_ns;
-  uint64_t began_ns;
-  bool alone;
+  batch_launch launch;
 } launch_pass;
 
-// Waits for the launch's turn and marks its beginning. `is_whole`: a graph, which is measured by
-// itself. Not CUDA_SUCCESS: what to return instead of launching.
-CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole);
+// Waits for the launch's turn and marks its beginning. `is_part`: of a launch on several devices,
+// which is measured by itself. Not CUDA_SUCCESS: what to return instead of launching.
+CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_part);
 void launch_end(launch_pass *pass, CUresult result);
 
 #endif

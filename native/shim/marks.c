@@ -73,11 +73,17 @@ static void put_batch_locked(mark_store *store, batch *used) {
   store->unused_batches = used;
 }
 
+// Nothing of the batch is under way any more.
+static void leave_batch(compute_device *at, const batch *done) {
+  admission_end(at, done->expected_ns);
+  if (done->launches != 0) admission_leave(at);
+}
+
 // Launches that cannot be measured are charged as they were expected.
 static void guess_batch(stream_state *of, batch *lost) {
   compute_device *at = of->at;
   __atomic_add_fetch(&at->uncharged_ns, lost->expected_ns, __ATOMIC_RELAXED);
-  admission_leave(at, lost->launches, lost->expected_ns);
+  leave_batch(at, lost);
   pthread_mutex_lock(&at->all->marks.lock);
   put_batch_locked(&at->all->marks, lost);
   pthread_mutex_unlock(&at->all->marks.lock);
@@ -173,17 +179,23 @@ static bool is_long(const stream_state *of, uint64_t expected_ns) {
   return expected_ns >= batch_ns(of) / 3 * 2;
 }
 
-void batch_before(stream_state *of, uint64_t expected_ns, bool alone, uint64_t now) {
+bool batch_prepare(stream_state *of, const batch_launch *launch) {
+  uint64_t now = launch->began_ns;
   uint64_t dry = of->free_ns > of->last_ns ? of->free_ns : of->last_ns;
   uint64_t gap = now > dry ? now - dry : 0;
   // A program that waits for each burst has its gaps marked when it waits.
   bool is_settled = __atomic_load_n(&of->is_settled, __ATOMIC_RELAXED) != 0;
   if (gap > GAP_NS && !is_settled && of->last_ns != 0) of->eager = EAGER_LAUNCHES;
-  if (is_settled) __atomic_store_n(&of->is_settled, 0, __ATOMIC_RELAXED);
-  if (of->open != NULL && (alone || gap > GAP_NS || is_long(of, expected_ns))) {
-    batch_close(of, gap > GAP_NS, now);
+  if (of->open == NULL) return false;
+  if (LIKELY(!launch->alone && gap <= GAP_NS && !is_long(of, launch->expected_ns))) {
+    return of->open->launches != 0;
   }
-  if (of->open == NULL) batch_open(of, now);
+  batch_close(of, gap > GAP_NS, now);
+  return false;
+}
+
+void batch_before(stream_state *of, const batch_launch *launch) {
+  if (of->open == NULL) batch_open(of, launch->began_ns);
 }
 
 static void abandon_batch(stream_state *of) {
@@ -205,28 +217,51 @@ static bool must_mark_at_once(const stream_state *of) {
   return (uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->streams, __ATOMIC_RELAXED) > 1;
 }
 
-void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool alone, bool launched,
-                 uint64_t before_ns) {
+static void refuse(stream_state *of, const batch_launch *launch) {
+  admission_undo(of->at, launch->expected_ns);
+  if (launch->is_counted) admission_leave(of->at);
+  if (of->open != NULL && of->open->launches == 0) abandon_batch(of);
+}
+
+// There was no memory for a batch, or the stream is being destroyed.
+static void guess_launch(const stream_state *of, const batch_launch *launch) {
+  __atomic_add_fetch(&of->at->uncharged_ns, launch->expected_ns, __ATOMIC_RELAXED);
+  admission_end(of->at, launch->expected_ns);
+  if (launch->is_counted) admission_leave(of->at);
+}
+
+// The batch is counted with its first launch, and the others are not.
+static void add_launch(batch *open, const batch_launch *launch, compute_device *at) {
+  if (open->launches++ != 0 && launch->is_counted) admission_leave(at);
+  open->expected_ns += launch->expected_ns;
+  if (open->item_count != 0 && open->items[open->item_count - 1].what == launch->what) return;
+  open->items[open->item_count++] =
+      (batch_item){.what = launch->what, .expected_ns = launch->expected_ns};
+}
+
+void batch_after(stream_state *of, const batch_launch *launch, bool launched) {
   batch *open = of->open;
-  if (!launched) {
-    admission_undo(of->at, expected_ns);
-    if (open != NULL && open->launches == 0) abandon_batch(of);
+  if (UNLIKELY(!launched)) {
+    refuse(of, launch);
     return;
   }
-  if (open == NULL) {
-    admission_leave(of->at, 1, expected_ns);
-    __atomic_add_fetch(&of->at->uncharged_ns, expected_ns, __ATOMIC_RELAXED);
+  if (UNLIKELY(open == NULL)) {
+    guess_launch(of, launch);
     return;
   }
+  uint64_t before_ns = launch->began_ns;
   uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
-  set_free(of, start + expected_ns);
+  set_free(of, start + launch->expected_ns);
   of->last_ns = before_ns;
-  open->items[open->launches++] = (batch_item){.what = what, .expected_ns = expected_ns};
-  open->expected_ns += expected_ns;
+  if (__atomic_load_n(&of->is_settled, __ATOMIC_RELAXED) != 0) {
+    __atomic_store_n(&of->is_settled, 0, __ATOMIC_RELAXED);
+  }
+  add_launch(open, launch, of->at);
   bool is_eager = of->eager > 0;
   if (is_eager) of->eager--;
-  if (alone || is_eager || open->launches == BATCH_LAUNCHES || open->expected_ns >= batch_ns(of) ||
-      must_mark_at_once(of) || __atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) {
+  if (launch->alone || is_eager || open->launches == BATCH_LAUNCHES ||
+      open->expected_ns >= batch_ns(of) || must_mark_at_once(of) ||
+      __atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) {
     uint64_t now = clock_ns();
     if (open->launches == 1 && open->began_idle && now - before_ns > SUBMIT_NS) {
       open->submit_ns = now - before_ns;
@@ -300,13 +335,10 @@ static int64_t position_of(mark_context *marks, const batch *of) {
 
 // Of a batch of different launches each is taken to have been as wrong as all of them.
 static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
-  estimate *previous = NULL;
-  for (uint32_t i = 0; i < of->launches; i++) {
-    if (of->items[i].what == previous) continue;
-    previous = of->items[i].what;
+  for (uint32_t i = 0; i < of->item_count; i++) {
     double part = of->expected_ns != 0 ? (double)of->items[i].expected_ns / (double)of->expected_ns
                                        : 1.0 / (double)of->launches;
-    estimate_learn(&at->all->estimates, previous, (uint64_t)((double)took_ns * part),
+    estimate_learn(&at->all->estimates, of->items[i].what, (uint64_t)((double)took_ns * part),
                    of->launches == 1);
   }
 }
@@ -360,11 +392,10 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   pthread_mutex_lock(&store->lock);
   of->first = oldest->next;
   if (of->first == NULL) of->last = NULL;
-  uint64_t launches = oldest->launches, expected = oldest->expected_ns;
-  if (launches == 1) estimate_settle(oldest->items[0].what);
+  if (oldest->launches == 1) estimate_settle(oldest->items[0].what);
+  leave_batch(at, oldest);
   put_batch_locked(store, oldest);
   pthread_mutex_unlock(&store->lock);
-  if (launches != 0) admission_leave(at, launches, expected);
   return true;
 }
 
@@ -441,7 +472,7 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
   uint64_t begun = 0;
   uint64_t last = __atomic_load_n(&at->progress_ns, __ATOMIC_RELAXED);
   bool is_overdue = now > last + OVERDUE_NS, is_running = false;
-  bool is_dry = now + NEAR_NS > __atomic_load_n(&at->dry_ns, __ATOMIC_RELAXED);
+  bool is_dry = now + NEAR_NS > admission_dry_ns(at);
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     batch *oldest = oldest_of(store, of);
     if (oldest == NULL) continue;
@@ -518,7 +549,7 @@ void batches_drop(compute_device *at, stream_state *of) {
   }
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
-    if (dropped->launches != 0) admission_leave(at, dropped->launches, dropped->expected_ns);
+    leave_batch(at, dropped);
     if (dropped->launches == 1) estimate_settle(dropped->items[0].what);
     // Its events are gone with the context.
     dropped->start = dropped->end = NULL;

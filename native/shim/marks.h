@@ -16,7 +16,7 @@
 struct compute_device;
 struct compute_state;
 
-#define BATCH_LAUNCHES 16
+#define BATCH_LAUNCHES 64
 
 // ---- which time was covered (timeline.c) ----
 
@@ -55,26 +55,31 @@ typedef struct mark {
   uint32_t references;
 } mark;
 
+// Launches of the same in a row.
 typedef struct batch_item {
   estimate *what;
-  uint64_t expected_ns;
+  uint64_t expected_ns;  // of one
 } batch_item;
 
 typedef struct batch {
   struct batch *next;
   mark *start, *end;
   uint64_t opened_ns, closed_ns;
-  uint64_t due_ns;       // when it is expected to end
-  uint64_t expected_ns;  // all of it
-  uint64_t submit_ns;    // between the mark and the launch, with nothing to run meanwhile
-  uint32_t launches;     // 0: a copy
-  uint8_t is_late;       // its end was marked after the work may have ended
+  uint64_t due_ns;     // when it is expected to end
+  uint64_t submit_ns;  // between the mark and the launch, with nothing to run meanwhile
+  uint8_t is_late;     // its end was marked after the work may have ended
   uint8_t began_idle;
-  batch_item items[BATCH_LAUNCHES];  // as many as there are launches
+  // What each launch changes.
+  _Alignas(64) uint64_t expected_ns;  // all of it
+  uint32_t launches;                  // 0: a copy. Else it is counted as queued until it has ended
+  uint32_t item_count;
+  batch_item items[BATCH_LAUNCHES];
 } batch;
 
 // ---- streams ----
 
+// In the order in which a launch needs it: a launch into an open batch touches the first two lines
+// of the cache.
 typedef struct stream_state {
   struct stream_state *next;  // in its bucket
   // The three that tell which one it is; `stream` NULL: none.
@@ -83,25 +88,25 @@ typedef struct stream_state {
   const void *thread;  // of a per-thread stream
   struct compute_device *at;
   mark_context *marks;
+  batch *open;
+  uint64_t free_ns;  // when the stream is expected to have done all
 
   pthread_mutex_t lock;  // by process_lock: the driver is called under it
-  batch *open;
-  mark *last_end;  // of the newest batch, unless that is open: may serve as the next one's start
+  uint64_t last_ns;      // the newest launch
+  uint32_t eager;        // so many launches are marked at once, since there are gaps between them
+  uint32_t is_settled;   // the program waited for it since the newest launch
   // For the next batch, and for the next mark: taken when the store's lock is held anyway, and not
   // on the way of a launch.
   batch *spare_batch;
   mark *spare_mark;
-  uint64_t free_ns;     // when the stream is expected to have done all
-  uint64_t last_ns;     // the newest launch
-  uint64_t asked_ns;    // when the driver was last asked whether it is dry
-  uint32_t eager;       // so many launches are marked at once, since there are gaps between them
-  uint32_t is_settled;  // the program waited for it since the newest launch
+  mark *last_end;     // of the newest batch, unless that is open: may serve as the next one's start
+  uint64_t asked_ns;  // when the driver was last asked whether it is dry
   uint32_t is_captured;
 
   // Under the store's lock.
-  batch *first, *last;  // closed, oldest first
-  struct stream_state *next_active;
   uint32_t is_active;  // in the device's list; read without the lock by who opens a batch
+  struct stream_state *next_active;
+  batch *first, *last;  // closed, oldest first
   uint64_t polled_ns;
 } stream_state;
 
@@ -154,11 +159,22 @@ mark *mark_set(stream_state *of);
 
 // ---- batches; with the stream's lock held ----
 
-// A launch that is admitted comes next. `alone`: in a batch of its own.
-void batch_before(stream_state *of, uint64_t expected_ns, bool alone, uint64_t now);
+// What a launch is for the batches of its stream.
+typedef struct batch_launch {
+  estimate *what;
+  uint64_t expected_ns;
+  uint64_t began_ns;
+  bool alone;       // in a batch of its own
+  bool is_counted;  // as queued by itself, until its batch is
+} batch_launch;
+
+// Such a launch comes next: ends the batch that is open if it cannot stand in there. Is there one
+// that it may join?
+bool batch_prepare(stream_state *of, const batch_launch *launch);
+// It is admitted, and goes into the batch that is open, or into another one.
+void batch_before(stream_state *of, const batch_launch *launch);
 // It is in the stream (`launched`), or the driver refused it.
-void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool alone, bool launched,
-                 uint64_t before_ns);
+void batch_after(stream_state *of, const batch_launch *launch, bool launched);
 // Ends the batch that is open, if one is.
 void batch_close(stream_state *of, bool is_late, uint64_t now);
 // What follows in the stream does not directly follow the last batch.

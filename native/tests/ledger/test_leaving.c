@@ -94,6 +94,10 @@ int main(void) {
   pass_time(&ledger);
   expect_cleared(&ledger, reap(&ledger, ALLOT_HELD_UNKNOWN));
 
+  // A process that is alone opens nothing: each cuMemGetInfo comes here.
+  snprintf(next.directory, sizeof next.directory, "/nowhere");
+  CHECK(reap(&next, ALLOT_HELD_NOT).cleared == 0);
+
   allot_ledger_close(&next);
   allot_ledger_close(&ledger);
   remove_share();
