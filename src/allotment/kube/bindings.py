@@ -99,6 +99,15 @@ class Bindings:
         # Of bound pods only those that are read have a version.
         return replace(self._complete(to_cluster_pod(item)), version=item.metadata.resource_version)
 
+    async def nominate(self, pod: ClusterPod, node: str) -> None:
+        """Have kube-scheduler try this node first, unless the pod changed. Raises `KubeError`."""
+        change = {
+            "metadata": {"uid": pod.uid, "resourceVersion": pod.version},
+            "status": {"nominatedNodeName": node},
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        await self._api.patch(path, change, asked=f"nominate a node for pod {pod}")
+
     async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
         """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.
 

@@ -28,6 +28,7 @@ from allotment.kube.objects import (
     Metadata,
     NodeObject,
     PodObject,
+    PodSpec,
     amounts,
     containers_of,
     limits_of,
@@ -120,6 +121,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             pod,
             version=meta.resource_version,
             nominated_node=item.status.nominated_node_name,
+            constraints=_constraints(item.spec) if asks else "",
             dialect=annotations.get(DIALECT, ""),
             passed_over=annotations.get(PASSED_OVER, ""),
             asks=asks,
@@ -137,6 +139,13 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         if meta.labels
         else NO_LABELS,
     )
+
+
+def _constraints(spec: PodSpec) -> str:
+    if spec.scheduling_gates:
+        return ""
+    written = (spec.node_selector, spec.affinity, spec.tolerations)
+    return " ".join([spec.scheduler_name, *(bytes(each).decode() for each in written)])
 
 
 def _booking(item: PodObject, pod: ClusterPod, asks: Pod | None) -> tuple[PodBooking, str]:

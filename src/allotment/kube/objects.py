@@ -25,6 +25,7 @@ _HASH = "kubernetes.io/config.hash"
 _OURS = "allotment.dev/"
 # Limits for memory of the agent: annotations can have 256 KiB.
 _MAX_UID = 64
+_NULL = msgspec.Raw(b"null")
 _MAX_KEYS = 32  # more than there are known keys: the rest includes an unknown one
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class ContainerSpec(Narrow):
     restart_policy: str | None = None
     """Its own, in place of the pod's; Always on an init container makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
-    env: msgspec.Raw = msgspec.Raw(b"null")
+    env: msgspec.Raw = _NULL
     """Its variables, undecoded: few pods need them."""
 
 
@@ -111,6 +112,10 @@ class PodSpec(Narrow):
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
+    node_selector: msgspec.Raw = _NULL
+    affinity: msgspec.Raw = _NULL
+    tolerations: msgspec.Raw = _NULL
+    scheduling_gates: list[dict[str, str]] | None = None
     host_pid: bool | None = msgspec.field(default=None, name="hostPID")
 
 

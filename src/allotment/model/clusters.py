@@ -209,7 +209,11 @@ class ClusterPod:
     memory_bytes: int = 0
     priority: int = 0
     nominated_node: str = ""
-    """For a waiting pod: the node where other pods are being preempted for it."""
+    """For a waiting pod: the node that kube-scheduler tries first. Other pods may end there for
+    it."""
+    constraints: str = ""
+    """For a waiting pod: its scheduler, node selector, affinity and tolerations, as written. Pods
+    with equal ones may go to the same nodes. Empty while scheduling gates hold it."""
     is_ending: bool = False
     """It is being deleted; its resources stay reserved until it is gone."""
     dialect: str = ""

@@ -277,3 +277,28 @@ def test_what_fails_for_one_object_is_that_ones_trouble(lists: TwoLists) -> None
         assert listener.nodes.keys() == {"n1", "n2"}
 
     run(feed.run(), test())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"nodeSelector": {"zone": "a"}},
+        {"affinity": {"nodeAffinity": {}}},
+        {"tolerations": [{"key": "gpu"}]},
+        {"schedulerName": "other"},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_pods_for_the_same_nodes_have_the_same_constraints(field: dict[str, Any]) -> None:
+    one, same, other = pod_json("a"), pod_json("b"), pod_json("c")
+    other["spec"] |= field
+    assert read(one).constraints == read(same).constraints
+    assert read(one).constraints != read(other).constraints
+
+
+def test_a_gated_or_bound_pod_has_no_constraints() -> None:
+    gated = pod_json()
+    gated["spec"]["schedulingGates"] = [{"name": "wait"}]
+    assert read(pod_json()).constraints
+    assert not read(gated).constraints
+    assert not read(pod_json(node="n1")).constraints

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that kube-scheduler will try soon, and the nodes that it allows them.
+
+Its own questions show which nodes pass its filters for a pod. For a moment, the same nodes are
+allowed for pods with the same constraints. A wrong guess costs time: it looks at all nodes then.
+"""
+
+import heapq
+from collections.abc import Callable, Collection
+from itertools import count
+from typing import Final, NamedTuple
+
+from allotment.model.clusters import ClusterPod, PodNeed
+from allotment.model.pods import PodUid
+
+LEAD: Final = 8
+"""kube-scheduler tries so many pods before a nomination for the next one can reach it."""
+MOST_AHEAD: Final = 64
+"""Nominated pods that it has not tried. It tries them within a second or two."""
+AHEAD_S: Final = 5.0
+"""A pod that is not tried within this time waits for something else. Nor is its place expected any
+longer (`BookSettings.expected_s`)."""
+ALLOWED_S: Final = 2.0
+"""So soon, a node that came or changed is among the choices."""
+_MOST_KINDS: Final = 16
+"""Constraints whose nodes are kept: each has thousands of names."""
+
+
+class NextPod(NamedTuple):
+    """A pod to nominate, and the nodes to choose from."""
+
+    pod: ClusterPod
+    allowed: Collection[str]
+
+
+class _Allowed(NamedTuple):
+    names: Collection[str]
+    until: float
+
+
+class WaitingPods:
+    """In kube-scheduler's order: by priority, then by arrival. No pod is nominated twice."""
+
+    def __init__(
+        self, *, clock: Callable[[], float], leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Pods that come while another replica leads are left out: it is asked about them."""
+        self._clock = clock
+        self._leads = leads
+        self._pods: dict[PodUid, ClusterPod] = {}
+        """Pods that may be nominated."""
+        self._queue: list[tuple[int, int, PodUid]] = []
+        """The same, as a heap; some of its pods do not wait any more."""
+        self._passed: set[PodUid] = set()
+        """Waiting pods that are tried, nominated or left out."""
+        self._ahead: dict[PodUid, float] = {}
+        """Nominated and not tried, with the time."""
+        self._allowed: dict[str, _Allowed] = {}
+        """By constraints."""
+        self._arrivals = count()
+
+    def put(self, pod: ClusterPod, need: PodNeed | None) -> None:
+        """A pod came or changed; `need` is None for no request or an invalid one."""
+        uid = pod.uid
+        if pod.node or pod.is_ending or need is None or not need.containers:
+            self.gone(uid)
+        elif uid in self._passed or pod.nominated_node or not pod.constraints:
+            self._pods.pop(uid, None)
+        elif not self._leads():
+            self._passed.add(uid)
+        else:
+            is_new = uid not in self._pods
+            self._pods[uid] = pod
+            if is_new:
+                self._push(pod)
+
+    def gone(self, uid: PodUid) -> None:
+        self._pods.pop(uid, None)
+        self._ahead.pop(uid, None)
+        self._passed.discard(uid)
+
+    def tried(self, pod: ClusterPod, names: Collection[str]) -> None:
+        """kube-scheduler asks about a pod on these nodes."""
+        self._pods.pop(pod.uid, None)
+        self._ahead.pop(pod.uid, None)
+        self._passed.add(pod.uid)
+        if pod.nominated_node and len(names) == 1:
+            return  # it asks about the nominated node before all others
+        now = self._clock()
+        known = self._allowed.get(pod.constraints)
+        # A large pod passes on fewer nodes than its constraints allow: more names are better.
+        if known is None or known.until <= now or len(known.names) < len(names):
+            self._allowed.pop(pod.constraints, None)
+            self._allowed[pod.constraints] = _Allowed(names, now + ALLOWED_S)
+            if len(self._allowed) > _MOST_KINDS:
+                del self._allowed[next(iter(self._allowed))]
+
+    def next(self) -> NextPod | None:
+        """Take the next pod to nominate; None: enough are ahead, or no such pod waits.
+
+        Pods are left out if kube-scheduler will have tried them by then, or if it has not asked
+        about one with the same constraints lately.
+        """
+        now = self._clock()
+        self._ahead = {uid: at for uid, at in self._ahead.items() if now - at < AHEAD_S}
+        left_out = 0 if self._ahead else LEAD
+        while self._queue and len(self._ahead) < MOST_AHEAD:
+            uid = heapq.heappop(self._queue)[-1]
+            pod = self._pods.pop(uid, None)
+            if pod is None:
+                continue
+            self._passed.add(uid)
+            left_out -= 1
+            known = self._allowed.get(pod.constraints)
+            if left_out < 0 and known is not None and known.until > now:
+                self._ahead[uid] = now
+                return NextPod(pod, known.names)
+        return None
+
+    def _push(self, pod: ClusterPod) -> None:
+        heapq.heappush(self._queue, (-pod.priority, next(self._arrivals), pod.uid))
+        # Without questions nothing is taken from it.
+        if len(self._queue) > 2 * len(self._pods) + MOST_AHEAD:
+            self._queue = [each for each in self._queue if each[-1] in self._pods]
+            heapq.heapify(self._queue)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes are nominated for the pods that kube-scheduler tries soon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from scheduler_twin import book_of, cluster_pod, node
+
+from allotment.dialects.own.registry import need_of
+from allotment.kube.errors import ConflictError
+from allotment.model.clusters import ClusterPod
+from allotment.scheduler.core.reservations import ReservationState
+from allotment.scheduler.core.waiting import LEAD, WaitingPods
+from allotment.scheduler.nominating import Nominating
+
+NAMES = ["n0", "n1", "n2"]
+
+
+class Api:
+    def __init__(self) -> None:
+        self.nominated: dict[str, str] = {}
+        self.refused: set[str] = set()
+
+    async def nominate(self, pod: ClusterPod, node: str) -> None:
+        await asyncio.sleep(0)
+        if pod.name in self.refused:
+            raise ConflictError("changed", status=409)
+        self.nominated[pod.name] = node
+
+
+class Scene:
+    def __init__(self, pods: int, *, gpus: int = 8, fewest_nodes: int = 3) -> None:
+        self.api = Api()
+        self.left_s = 1e9
+        self.book = book_of([node(name, gpus) for name in NAMES], candidates=1)
+        self.waiting = WaitingPods(clock=lambda: 10.0)
+        self.nominating = Nominating(
+            self.book,
+            self.waiting,
+            self.api,
+            left_s=lambda: self.left_s,
+            clock=lambda: 10.0,
+            fewest_nodes=fewest_nodes,
+        )
+        self.pods = [self.arrive(f"p{number}") for number in range(pods)]
+
+    def arrive(self, name: str) -> ClusterPod:
+        pod = replace(cluster_pod(name, limits={"allotment.dev/gpu": "1"}), constraints="any")
+        self.waiting.put(pod, need_of(pod))
+        return pod
+
+    def ask(self, pod: ClusterPod, names: list[str], *later: Callable[[], object]) -> None:
+        """kube-scheduler's question and later steps, each followed by all that it leads to."""
+
+        async def all_of_them() -> None:
+            running = asyncio.create_task(self.nominating.run())
+            for step in (lambda: self.nominating.tried(pod, names), *later):
+                step()
+                for _ in range(200):
+                    await asyncio.sleep(0)
+            running.cancel()
+
+        asyncio.run(all_of_them())
+
+
+def test_the_next_pods_are_nominated_and_expected_there() -> None:
+    scene = Scene(LEAD + 5)
+    scene.ask(scene.pods[0], NAMES)
+    after = scene.pods[LEAD + 1 :]
+    assert set(scene.api.nominated) == {pod.name for pod in after}
+    for pod in after:
+        assert scene.book.state(pod.uid) is ReservationState.EXPECTED
+        booking = scene.book.booking(pod.uid)
+        assert booking is not None
+        assert booking.node == scene.api.nominated[pod.name]
+
+
+def test_no_more_are_nominated_than_there_is_room_for() -> None:
+    scene = Scene(LEAD + 9, gpus=1)
+    scene.ask(scene.pods[0], NAMES)
+    assert sorted(scene.api.nominated.values()) == NAMES
+
+
+def test_nodes_are_chosen_from_those_that_kube_scheduler_allows() -> None:
+    scene = Scene(LEAD + 9, gpus=1)
+    scene.ask(scene.pods[0], ["n1", "n2"])
+    assert sorted(scene.api.nominated.values()) == ["n1", "n2"]
+
+
+def test_a_replica_that_does_not_lead_nominates_nothing() -> None:
+    scene = Scene(LEAD + 5)
+    scene.left_s = 0.0
+    scene.ask(scene.pods[0], NAMES)
+    assert not scene.api.nominated
+
+
+def test_on_few_nodes_nothing_is_nominated() -> None:
+    scene = Scene(LEAD + 5, fewest_nodes=4)
+    scene.ask(scene.pods[0], NAMES)
+    assert not scene.api.nominated
+
+
+def test_while_pods_are_ahead_those_that_arrive_are_nominated_at_once() -> None:
+    scene = Scene(LEAD + 2)
+    scene.ask(
+        scene.pods[0],
+        NAMES,
+        lambda: scene.arrive("a"),
+        lambda: scene.nominating.tried(scene.pods[1], NAMES),
+    )
+    assert set(scene.api.nominated) == {scene.pods[-1].name, "a"}
+
+
+def test_a_nomination_that_is_refused_stops_no_other() -> None:
+    scene = Scene(LEAD + 4)
+    scene.api.refused = {scene.pods[-2].name}
+    scene.ask(scene.pods[0], NAMES)
+    assert set(scene.api.nominated) == {scene.pods[-3].name, scene.pods[-1].name}
