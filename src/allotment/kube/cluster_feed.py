@@ -31,6 +31,7 @@ from allotment.kube.objects import (
     PodSpec,
     amounts,
     containers_of,
+    is_nominated_by_us,
     limits_of,
     requests_of,
     to_pod,
@@ -117,10 +118,13 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         return pod
     asks = _without_state(item, pod.uid) if _asks(item) else None
     if not pod.node:
+        nominated = item.status.nominated_node_name
+        is_ours = bool(nominated) and is_nominated_by_us(meta)
         return replace(
             pod,
             version=meta.resource_version,
-            nominated_node=item.status.nominated_node_name,
+            nominated_node="" if is_ours else nominated,
+            tried_first=nominated if is_ours else "",
             constraints=_constraints(item.spec) if asks else "",
             dialect=annotations.get(DIALECT, ""),
             passed_over=annotations.get(PASSED_OVER, ""),

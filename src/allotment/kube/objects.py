@@ -35,6 +35,17 @@ class Narrow(msgspec.Struct, kw_only=True, rename="camel"):
     """A part of an object; other fields are not decoded. Never changed after decoding."""
 
 
+NOMINATOR: Final = "allotment-nominations"
+"""The writer of `status.nominatedNodeName` in `managedFields`, where no pod ends for the other. It
+is the owner until another program clears or changes the field."""
+
+
+class ManagedFields(Narrow):
+    """An entry of `metadata.managedFields`."""
+
+    manager: str = ""
+
+
 class OwnerReference(Narrow):
     """An entry of `metadata.ownerReferences`."""
 
@@ -52,6 +63,8 @@ class Metadata(Narrow):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     owner_references: list[OwnerReference] | None = None
+    managed_fields: msgspec.Raw = _NULL
+    """The writers of its fields, undecoded: few objects need them."""
     next_page: str = msgspec.field(default="", name="continue")
     """For a list: the token of its next page; empty: this is the last."""
 
@@ -149,7 +162,7 @@ class PodStatus(Narrow):
 
     phase: str = ""
     nominated_node_name: str = ""
-    """The node where other pods are being evicted for this one."""
+    """The node that kube-scheduler tries first."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
@@ -160,6 +173,9 @@ class PodObject(Narrow):
     metadata: Metadata
     spec: PodSpec
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+_managed: Final = msgspec.json.Decoder(list[ManagedFields] | None)
 
 
 def to_pod(item: PodObject) -> Pod:
@@ -200,6 +216,13 @@ def _uid(meta: Metadata) -> PodUid:
     annotations = meta.annotations or {}
     of_file = annotations.get(_HASH) or annotations[_MIRROR] if _MIRROR in annotations else ""
     return PodUid(of_file if 0 < len(of_file) <= _MAX_UID else meta.uid)
+
+
+def is_nominated_by_us(meta: Metadata) -> bool:
+    """Return whether Allotment's scheduler wrote the pod's nomination, and no other program."""
+    if NOMINATOR.encode() not in bytes(meta.managed_fields):
+        return False
+    return any(entry.manager == NOMINATOR for entry in _managed.decode(meta.managed_fields) or ())
 
 
 def containers_of(item: PodObject) -> Iterator[tuple[ContainerSpec, ContainerKind]]:

@@ -28,7 +28,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("node_rejections", "counter", "Nodes rejected for a pod.", ("reason",)),
     Figure("pods", "gauge", "Pods with GPUs, by their state in the book.", ("state",)),
     Figure("nominations", "gauge",
-           "Waiting pods with a nominated node; their GPUs are reserved."),
+           "Pods that wait for preempted pods to end; their GPUs are reserved."),
     Figure("pods_without_placement", "gauge",
            "Pods that request GPUs and were bound by another scheduler."),
     Figure("pods_taken_over", "gauge",

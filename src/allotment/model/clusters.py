@@ -209,8 +209,10 @@ class ClusterPod:
     memory_bytes: int = 0
     priority: int = 0
     nominated_node: str = ""
-    """For a waiting pod: the node that kube-scheduler tries first. Other pods may end there for
-    it."""
+    """For a waiting pod: the node where other pods are being preempted for it."""
+    tried_first: str = ""
+    """For a waiting pod: the node that an Allotment scheduler nominated, so that kube-scheduler
+    tries it before all others. No pod ends for it there."""
     constraints: str = ""
     """For a waiting pod: its scheduler, node selector, affinity and tolerations, as written. Pods
     with equal ones may go to the same nodes. Empty while scheduling gates hold it."""

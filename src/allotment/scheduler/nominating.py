@@ -16,6 +16,7 @@ import structlog
 from allotment.kube.errors import KubeError
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.waiting import NextPod, WaitingPods
 
@@ -30,8 +31,8 @@ _log = structlog.get_logger(__name__)
 class ApiNominations(Protocol):
     """The API server's side: `kube.bindings.Bindings`."""
 
-    async def nominate(self, pod: ClusterPod, node: str) -> None:
-        """Raises `KubeError`."""
+    async def nominate(self, pod: ClusterPod, node: str | None) -> None:
+        """None: withdraw the nomination. Raises `KubeError`."""
 
 
 class Nominating:
@@ -45,14 +46,19 @@ class Nominating:
         *,
         left_s: Callable[[], float],
         clock: Callable[[], float],
+        is_preempting: Callable[[PodUid], bool] = lambda _: False,
         fewest_nodes: int = FEWEST_NODES,
     ) -> None:
-        """`left_s`: seconds for which this process certainly leads; 0 if it does not."""
+        """`left_s`: seconds for which this process certainly leads; 0 if it does not.
+
+        `is_preempting`: whether pods end for this pod, on the node where it is nominated.
+        """
         self._book = book
         self._waiting = waiting
         self._api = api
         self._left_s = left_s
         self._clock = clock
+        self._is_preempting = is_preempting
         self._fewest_nodes = fewest_nodes
         self._asked = asyncio.Event()
 
@@ -83,6 +89,14 @@ class Nominating:
                     await asyncio.sleep(0)
         raise AssertionError("it never ends")
 
+    async def withdraw(self) -> None:
+        """End nominations that led to no binding, also those of earlier leaders."""
+        for pod in self._waiting.late():
+            if not self._left_s():
+                return
+            if not self._is_preempting(pod.uid):
+                await self._write(pod, None)
+
     def _expect(self, found: NextPod) -> str:
         """Choose a pod's node and devices as for a question; empty: none is free."""
         pod = found.pod
@@ -95,7 +109,7 @@ class Nominating:
         booking = self._book.booking(pod.uid)
         return booking.node if booking is not None else ""
 
-    async def _write(self, pod: ClusterPod, node: str) -> None:
+    async def _write(self, pod: ClusterPod, node: str | None) -> None:
         try:
             await self._api.nominate(pod, node)
         except KubeError as error:

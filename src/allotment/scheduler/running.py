@@ -176,7 +176,12 @@ class Scheduler:
             refused=reports.resize_refused,
         )
         self._nominating = Nominating(
-            self._book, waiting, bindings, left_s=self._leading.left_s, clock=time.monotonic
+            self._book,
+            waiting,
+            bindings,
+            left_s=self._leading.left_s,
+            clock=time.monotonic,
+            is_preempting=self._preemption.nominations.__contains__,
         )
         self._binder = Binder(
             self._book,
@@ -361,6 +366,7 @@ class Scheduler:
         await self._feed.wait_synced()
         while True:
             await self._preemption.tick()
+            await self._nominating.withdraw()
             await asyncio.sleep(_TICK_S)
 
     async def _beat(self) -> NoReturn:

@@ -13,6 +13,7 @@ from scheduler_twin import cluster_pod
 
 from allotment.kube.bindings import Bindings, write_wish
 from allotment.kube.errors import ConflictError
+from allotment.kube.objects import NOMINATOR
 from allotment.model.pods import PodUid
 
 BOUND = pod(version="7", spec={"nodeName": "n1"})
@@ -58,7 +59,9 @@ def test_a_nomination_is_for_one_version_of_a_pod() -> None:
                 await bindings.nominate(found, "n1")
 
     asyncio.run(main())
-    assert server.asked("writes")[0].path.endswith("/pods/train/status")
+    request = server.asked("writes")[0]
+    assert request.path.endswith("/pods/train/status")
+    assert request.params == {"fieldManager": NOMINATOR}
     assert server.bodies()[0] == {
         "metadata": {"uid": waiting["metadata"]["uid"], "resourceVersion": "7"},
         "status": {"nominatedNodeName": "n1"},

@@ -13,7 +13,7 @@ from allotment.dialects.own.registry import need_of
 from allotment.kube.errors import ConflictError
 from allotment.model.clusters import ClusterPod
 from allotment.scheduler.core.reservations import ReservationState
-from allotment.scheduler.core.waiting import LEAD, WaitingPods
+from allotment.scheduler.core.waiting import LATE_S, LEAD, WaitingPods
 from allotment.scheduler.nominating import Nominating
 
 NAMES = ["n0", "n1", "n2"]
@@ -21,10 +21,10 @@ NAMES = ["n0", "n1", "n2"]
 
 class Api:
     def __init__(self) -> None:
-        self.nominated: dict[str, str] = {}
+        self.nominated: dict[str, str | None] = {}
         self.refused: set[str] = set()
 
-    async def nominate(self, pod: ClusterPod, node: str) -> None:
+    async def nominate(self, pod: ClusterPod, node: str | None) -> None:
         await asyncio.sleep(0)
         if pod.name in self.refused:
             raise ConflictError("changed", status=409)
@@ -35,14 +35,17 @@ class Scene:
     def __init__(self, pods: int, *, gpus: int = 8, fewest_nodes: int = 3) -> None:
         self.api = Api()
         self.left_s = 1e9
+        self.now = 10.0
+        self.preempting: set[str] = set()
         self.book = book_of([node(name, gpus) for name in NAMES], candidates=1)
-        self.waiting = WaitingPods(clock=lambda: 10.0)
+        self.waiting = WaitingPods(clock=lambda: self.now)
         self.nominating = Nominating(
             self.book,
             self.waiting,
             self.api,
             left_s=lambda: self.left_s,
-            clock=lambda: 10.0,
+            clock=lambda: self.now,
+            is_preempting=lambda uid: uid in self.preempting,
             fewest_nodes=fewest_nodes,
         )
         self.pods = [self.arrive(f"p{number}") for number in range(pods)]
@@ -81,13 +84,13 @@ def test_the_next_pods_are_nominated_and_expected_there() -> None:
 def test_no_more_are_nominated_than_there_is_room_for() -> None:
     scene = Scene(LEAD + 9, gpus=1)
     scene.ask(scene.pods[0], NAMES)
-    assert sorted(scene.api.nominated.values()) == NAMES
+    assert sorted(map(str, scene.api.nominated.values())) == NAMES
 
 
 def test_nodes_are_chosen_from_those_that_kube_scheduler_allows() -> None:
     scene = Scene(LEAD + 9, gpus=1)
     scene.ask(scene.pods[0], ["n1", "n2"])
-    assert sorted(scene.api.nominated.values()) == ["n1", "n2"]
+    assert sorted(map(str, scene.api.nominated.values())) == ["n1", "n2"]
 
 
 def test_a_replica_that_does_not_lead_nominates_nothing() -> None:
@@ -119,3 +122,29 @@ def test_a_nomination_that_is_refused_stops_no_other() -> None:
     scene.api.refused = {scene.pods[-2].name}
     scene.ask(scene.pods[0], NAMES)
     assert set(scene.api.nominated) == {scene.pods[-3].name, scene.pods[-1].name}
+
+
+def test_a_nomination_without_a_binding_is_withdrawn_by_any_leader() -> None:
+    """kube-scheduler may leave it: preemptionPolicy Never, or a quota that refuses the bind."""
+    scene = Scene(5)
+    shown = [replace(pod, tried_first="n0") for pod in scene.pods]
+    for pod in shown:
+        scene.waiting.put(pod, need_of(pod))
+    waits, bound, cleared, preempts, again = shown
+    scene.now += LATE_S - 1
+    scene.waiting.put(replace(bound, node="n0"), need_of(bound))
+    scene.waiting.put(replace(cleared, tried_first=""), need_of(cleared))
+    scene.waiting.put(replace(again, version="9"), need_of(again))
+    scene.preempting = {preempts.uid}
+    asyncio.run(scene.nominating.withdraw())
+    assert not scene.api.nominated
+    scene.now += 1
+    scene.left_s = 0
+    asyncio.run(scene.nominating.withdraw())
+    assert not scene.api.nominated, "another replica leads"
+    scene.left_s = 1e9
+    asyncio.run(scene.nominating.withdraw())
+    assert scene.api.nominated == {waits.name: None, again.name: None}
+    for pod in scene.pods:
+        scene.waiting.put(pod, need_of(pod))
+        assert scene.waiting.next() is None, "no pod is nominated twice"

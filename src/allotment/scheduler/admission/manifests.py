@@ -207,8 +207,8 @@ _WHY: Final = {
     ),
     "allotment-scheduler-own-keys": (
         "The scheduler has the right to change the status of all pods, because a pod's annotations"
-        " are written through it. This keeps it to its own: the placement, and what other systems'"
-        " tools read of a bound pod."
+        " are written through it. This keeps it to its own: the placement, the nominated node,"
+        " and what other systems' tools read of a bound pod."
     ),
     "allotment-records": (
         "Another system's record of a pod's GPUs: they count as used while nodes are taken over."
@@ -228,7 +228,7 @@ _SCHEDULER_MESSAGES: Final = (
     "into a Binding the scheduler may write its own annotations alone",
     "the scheduler may not write labels",
     "the scheduler may change the annotation allotment.dev/placement alone",
-    "the scheduler may not change a pod's status, labels or finalizers",
+    "the scheduler may change status.nominatedNodeName alone, and no labels or finalizers",
 )
 
 
@@ -266,7 +266,7 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
         "allotment-scheduler-own-keys",
         rule=_rule("CREATE", "UPDATE", resources=("pods/binding", "pods/status")),
         conditions=(("by-the-scheduler", f"request.userInfo.username == {_user(its)}"),),
-        variables=VARIABLES,
+        variables={**VARIABLES, **_STATUS_VARIABLES},
         validations=dict(zip(scheduler_rules(keys), _SCHEDULER_MESSAGES, strict=True)),
     )
     if keys.records:
@@ -368,6 +368,12 @@ _NEW: Final = "object.metadata.?annotations.orValue({})"
 _OLD: Final = "oldObject.metadata.?annotations.orValue({})"
 _NEW_LABELS: Final = "object.metadata.?labels.orValue({})"
 _OLD_LABELS: Final = "oldObject.metadata.?labels.orValue({})"
+_STATUS_VARIABLES: Final = {
+    "status": "dyn(object.?status.orValue({}))",
+    "oldStatus": "dyn(oldObject.?status.orValue({}))",
+}
+_IS_FREE: Final = "k == 'nominatedNodeName'"
+"""kube-scheduler tries that node first for a waiting pod."""
 _IS_NEW: Final = "request.operation != 'UPDATE'"
 _IS_UPDATE: Final = "request.operation == 'UPDATE'"
 _IS_BINDING: Final = "request.kind.kind == 'Binding'"
@@ -411,6 +417,7 @@ def scheduler_rules(keys: Keys) -> tuple[str, ...]:
     the node's topology (plugin/pkg/admission/podtopologylabels).
     """
     new, old = "variables.annotations", "variables.oldAnnotations"
+    status, old_status = "variables.status", "variables.oldStatus"
     return (
         f"{_IS_POD} || {new}.all(k, {_is_one_of({PLACEMENT, *keys.receipts})})",
         f"{_IS_POD} || {_NEW_LABELS}.all(k, k.startsWith('topology.'))",
@@ -419,7 +426,8 @@ def scheduler_rules(keys: Keys) -> tuple[str, ...]:
             f" && (k == '{PLACEMENT}' || {new}[k] == {old}[k]))"
         ),
         (
-            f"{_IS_BINDING} || object.status == oldObject.status"
+            f"{_IS_BINDING} || {status}.all(k, {_IS_FREE} || {status}[?k] == {old_status}[?k])"
+            f" && {old_status}.all(k, {_IS_FREE} || k in {status})"
             " && object.metadata.?labels == oldObject.metadata.?labels"
             " && object.metadata.?finalizers == oldObject.metadata.?finalizers"
         ),

@@ -20,6 +20,8 @@ MOST_AHEAD: Final = 64
 AHEAD_S: Final = 5.0
 """A pod that is not tried within this time waits for something else. Nor is its place expected any
 longer (`BookSettings.expected_s`)."""
+LATE_S: Final = 15.0
+"""A nominated pod that is not bound within this time may wait for hours."""
 ALLOWED_S: Final = 2.0
 """So soon, a node that came or changed is among the choices."""
 _MOST_KINDS: Final = 16
@@ -31,6 +33,12 @@ class NextPod(NamedTuple):
 
     pod: ClusterPod
     allowed: Collection[str]
+
+
+class _Nominated(NamedTuple):
+    pod: ClusterPod
+    since: float
+    """When this process first saw the nomination."""
 
 
 class _Allowed(NamedTuple):
@@ -55,6 +63,8 @@ class WaitingPods:
         """Waiting pods that are tried, nominated or left out."""
         self._ahead: dict[PodUid, float] = {}
         """Nominated and not tried, with the time."""
+        self._nominated: dict[PodUid, _Nominated] = {}
+        """Waiting pods that show a nomination of this or an earlier leader."""
         self._allowed: dict[str, _Allowed] = {}
         """By constraints."""
         self._arrivals = count()
@@ -64,8 +74,14 @@ class WaitingPods:
         uid = pod.uid
         if pod.node or pod.is_ending or need is None or not need.containers:
             self.gone(uid)
+        elif pod.tried_first:
+            self._pods.pop(uid, None)
+            self._passed.add(uid)
+            since = self._nominated[uid].since if uid in self._nominated else self._clock()
+            self._nominated[uid] = _Nominated(pod, since)
         elif uid in self._passed or pod.nominated_node or not pod.constraints:
             self._pods.pop(uid, None)
+            self._nominated.pop(uid, None)
         elif not self._leads():
             self._passed.add(uid)
         else:
@@ -76,6 +92,7 @@ class WaitingPods:
 
     def gone(self, uid: PodUid) -> None:
         self._pods.pop(uid, None)
+        self._nominated.pop(uid, None)
         self._ahead.pop(uid, None)
         self._passed.discard(uid)
 
@@ -84,7 +101,7 @@ class WaitingPods:
         self._pods.pop(pod.uid, None)
         self._ahead.pop(pod.uid, None)
         self._passed.add(pod.uid)
-        if pod.nominated_node and len(names) == 1:
+        if (pod.tried_first or pod.nominated_node) and len(names) == 1:
             return  # it asks about the nominated node before all others
         now = self._clock()
         known = self._allowed.get(pod.constraints)
@@ -116,6 +133,14 @@ class WaitingPods:
                 self._ahead[uid] = now
                 return NextPod(pod, known.names)
         return None
+
+    def late(self) -> list[ClusterPod]:
+        """Return pods whose nomination is of no use any more: kube-scheduler does not bind them.
+
+        It counts their CPU and memory on that node until the nomination is withdrawn.
+        """
+        before = self._clock() - LATE_S
+        return [each.pod for each in self._nominated.values() if each.since <= before]
 
     def _push(self, pod: ClusterPod) -> None:
         heapq.heappush(self._queue, (-pod.priority, next(self._arrivals), pod.uid))
