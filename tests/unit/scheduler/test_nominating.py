@@ -148,3 +148,18 @@ def test_a_nomination_without_a_binding_is_withdrawn_by_any_leader() -> None:
     for pod in scene.pods:
         scene.waiting.put(pod, need_of(pod))
         assert scene.waiting.next() is None, "no pod is nominated twice"
+
+
+def test_the_question_about_a_nominated_node_is_answered_by_what_is_expected() -> None:
+    scene = Scene(LEAD + 2)
+    scene.ask(scene.pods[0], NAMES)
+    (name, where) = next(iter(scene.api.nominated.items()))
+    pod = next(pod for pod in scene.pods if pod.name == name)
+    need, expected = need_of(pod), scene.book.booking(pod.uid)
+    choice = scene.book.filter(need, [str(where)], now=scene.now, version="8")
+    assert choice.best == (where,)
+    assert scene.book.booking(pod.uid) is expected
+    others = [other for other in NAMES if other != where]
+    assert scene.book.filter(need, others, now=scene.now, version="8").best[0] in others
+    scene.book.node_dropped(others[0])
+    assert not scene.book.filter(need, others[:1], now=scene.now, version="8").best
