@@ -22,8 +22,9 @@ AHEAD_S: Final = 5.0
 longer (`BookSettings.expected_s`)."""
 LATE_S: Final = 15.0
 """A nominated pod that is not bound within this time may wait for hours."""
-ALLOWED_S: Final = 2.0
-"""So soon, a node that came or changed is among the choices."""
+ALLOWED_S: Final = 5.0
+"""So soon, a node that came or changed is among the choices. Then the next pod gets no nomination,
+so that kube-scheduler asks about all nodes again."""
 _MOST_KINDS: Final = 16
 """Constraints whose nodes are kept: each has thousands of names."""
 
@@ -57,8 +58,10 @@ class WaitingPods:
         self._leads = leads
         self._pods: dict[PodUid, ClusterPod] = {}
         """Pods that may be nominated."""
-        self._queue: list[tuple[int, int, PodUid]] = []
-        """The same, as a heap; some of its pods do not wait any more."""
+        self._queues: dict[str, list[tuple[int, int, PodUid]]] = {}
+        """The same by constraints, as heaps; some of their pods do not wait any more."""
+        self._queued = 0
+        """Entries of all queues."""
         self._passed: set[PodUid] = set()
         """Waiting pods that are tried, nominated or left out."""
         self._ahead: dict[PodUid, float] = {}
@@ -85,9 +88,9 @@ class WaitingPods:
         elif not self._leads():
             self._passed.add(uid)
         else:
-            is_new = uid not in self._pods
+            before = self._pods.get(uid)
             self._pods[uid] = pod
-            if is_new:
+            if before is None or before.constraints != pod.constraints:
                 self._push(pod)
 
     def gone(self, uid: PodUid) -> None:
@@ -113,26 +116,50 @@ class WaitingPods:
                 del self._allowed[next(iter(self._allowed))]
 
     def next(self) -> NextPod | None:
-        """Take the next pod to nominate; None: enough are ahead, or no such pod waits.
+        """Take the next pod to nominate.
 
-        Pods are left out if kube-scheduler will have tried them by then, or if it has not asked
-        about one with the same constraints lately.
+        None: enough are ahead, no pod waits, or kube-scheduler has not asked lately about one with
+        the same constraints. Pods that it will have tried by then are left out.
         """
         now = self._clock()
         self._ahead = {uid: at for uid, at in self._ahead.items() if now - at < AHEAD_S}
-        left_out = 0 if self._ahead else LEAD
-        while self._queue and len(self._ahead) < MOST_AHEAD:
-            uid = heapq.heappop(self._queue)[-1]
-            pod = self._pods.pop(uid, None)
-            if pod is None:
-                continue
-            self._passed.add(uid)
-            left_out -= 1
-            known = self._allowed.get(pod.constraints)
-            if left_out < 0 and known is not None and known.until > now:
-                self._ahead[uid] = now
-                return NextPod(pod, known.names)
+        if len(self._ahead) >= MOST_AHEAD:
+            return None
+        kinds = [kind for kind, known in self._allowed.items() if known.until > now]
+        for _ in range(0 if self._ahead else LEAD):
+            self._take(kinds)
+        taken = self._take(kinds)
+        if taken is None:
+            return None
+        self._ahead[taken.uid] = now
+        return NextPod(taken, self._allowed[taken.constraints].names)
+
+    def _take(self, kinds: Collection[str]) -> ClusterPod | None:
+        """Take the first pod of these queues."""
+        heads = [(head, kind) for kind in kinds if (head := self._head(kind)) is not None]
+        if not heads:
+            return None
+        uid = self._pop(min(heads)[-1])
+        self._passed.add(uid)
+        return self._pods.pop(uid)
+
+    def _head(self, kind: str) -> tuple[int, int, PodUid] | None:
+        """Return the first entry of a queue whose pod waits."""
+        queue = self._queues.get(kind, [])
+        while queue:
+            pod = self._pods.get(queue[0][-1])
+            if pod is not None and pod.constraints == kind:
+                return queue[0]
+            self._pop(kind)
         return None
+
+    def _pop(self, kind: str) -> PodUid:
+        queue = self._queues[kind]
+        uid = heapq.heappop(queue)[-1]
+        self._queued -= 1
+        if not queue:
+            del self._queues[kind]
+        return uid
 
     def late(self) -> list[ClusterPod]:
         """Return pods whose nomination is of no use any more: kube-scheduler does not bind them.
@@ -143,8 +170,19 @@ class WaitingPods:
         return [each.pod for each in self._nominated.values() if each.since <= before]
 
     def _push(self, pod: ClusterPod) -> None:
-        heapq.heappush(self._queue, (-pod.priority, next(self._arrivals), pod.uid))
-        # Without questions nothing is taken from it.
-        if len(self._queue) > 2 * len(self._pods) + MOST_AHEAD:
-            self._queue = [each for each in self._queue if each[-1] in self._pods]
-            heapq.heapify(self._queue)
+        entry = (-pod.priority, next(self._arrivals), pod.uid)
+        heapq.heappush(self._queues.setdefault(pod.constraints, []), entry)
+        self._queued += 1
+        # Without questions nothing is taken from them.
+        if self._queued > 2 * len(self._pods) + MOST_AHEAD:
+            for kind, queue in list(self._queues.items()):
+                left = [
+                    entry
+                    for entry in queue
+                    if (known := self._pods.get(entry[-1])) and known.constraints == kind
+                ]
+                heapq.heapify(left)
+                self._queues[kind] = left
+                if not left:
+                    del self._queues[kind]
+            self._queued = sum(map(len, self._queues.values()))
