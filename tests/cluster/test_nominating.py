@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
 
+import pytest
 from scheduling import (
     PLACEMENT,
     Scheduler,
@@ -21,40 +22,88 @@ from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.waiting import wait_until
 
-from allotment.scheduler.core.waiting import LEAD
+from allotment.kube.objects import NOMINATOR
+from allotment.scheduler.core.waiting import LATE_S, LEAD
 from allotment.scheduler.nominating import FEWEST_NODES
 
 PODS = 10 * LEAD
 
 
-def test_pods_that_wait_are_nominated_and_each_has_a_gpu_of_its_own(
-    testbed_machine: None, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def control_plane(
+    testbed_machine: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """As many nodes as are needed, with a GPU each."""
     del testbed_machine
-    with Cluster(state=tmp_path, settings=None, scheduler_config=scheduler_config()) as cluster:
-        nodes = [inventory(f"node-{number}", devices=1) for number in range(FEWEST_NODES)]
-        add_gpu_nodes(cluster, nodes)
-        with Scheduler(cluster), pods_without_kubelet(cluster, "waiting") as pods:
-            path = f"/api/v1/namespaces/{pods.namespace}/pods"
-            before = cluster.api.get(path)["metadata"]["resourceVersion"]
-            kube_scheduler = cluster.components["kube-scheduler"].process.pid
-            os.kill(kube_scheduler, signal.SIGSTOP)
-            try:
-                for number in range(PODS):
-                    pods.create(gpu_pod(f"p-{number}", memory=None, compute=100))
-            finally:
-                os.kill(kube_scheduler, signal.SIGCONT)
-            bound = wait_until(lambda: _bound(cluster.api.items(path)), "bound pods")
-            # The API server clears nominations at binding: its history has them.
-            history = cluster.api.text(
-                path, watch="true", resourceVersion=before, timeoutSeconds="1"
-            )
+    state = tmp_path_factory.mktemp("nominating")
+    with Cluster(state=state, settings=None, scheduler_config=scheduler_config()) as made:
+        add_gpu_nodes(made, [inventory(f"node-{n}", devices=1) for n in range(FEWEST_NODES)])
+        never: Json = {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "never"},
+            "value": 0,
+            "preemptionPolicy": "Never",
+        }
+        made.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", never)
+        yield made
+
+
+def test_pods_that_wait_are_nominated_and_each_has_a_gpu_of_its_own(
+    control_plane: Cluster,
+) -> None:
+    api = control_plane.api
+    with Scheduler(control_plane), pods_without_kubelet(control_plane, "waiting") as pods:
+        path = f"/api/v1/namespaces/{pods.namespace}/pods"
+        before = api.get(path)["metadata"]["resourceVersion"]
+        kube_scheduler = control_plane.components["kube-scheduler"].process.pid
+        os.kill(kube_scheduler, signal.SIGSTOP)
+        try:
+            for number in range(PODS):
+                pods.create(gpu_pod(f"p-{number}", memory=None, compute=100))
+        finally:
+            os.kill(kube_scheduler, signal.SIGCONT)
+        bound = wait_until(lambda: _bound(api.items(path), PODS), "bound pods")
+        # The API server clears nominations at binding: its history has them.
+        history = api.text(path, watch="true", resourceVersion=before, timeoutSeconds="1")
     events = [json.loads(line)["object"] for line in history.splitlines()]
-    assert any(each["status"].get("nominatedNodeName") for each in events)
-    assert len({each["spec"]["nodeName"] for each in bound}) == PODS
+    nominated = {
+        each["metadata"]["name"]: each["status"]["nominatedNodeName"]
+        for each in events
+        if each["status"].get("nominatedNodeName")
+    }
+    nodes = {each["metadata"]["name"]: each["spec"]["nodeName"] for each in bound}
+    assert len(nominated) >= PODS // 2
+    assert nominated.items() <= nodes.items()
+    assert len(set(nodes.values())) == PODS
     assert all(PLACEMENT in each["metadata"]["annotations"] for each in bound)
 
 
-def _bound(items: list[Json]) -> list[Json] | None:
+def test_nominations_of_an_earlier_leader_hold_nothing_up(control_plane: Cluster) -> None:
+    """One for a node that is gone leads elsewhere; one for a pod that fits nowhere is withdrawn."""
+    api = control_plane.api
+    with Scheduler(control_plane), pods_without_kubelet(control_plane, "earlier") as pods:
+        path = f"/api/v1/namespaces/{pods.namespace}/pods"
+        kube_scheduler = control_plane.components["kube-scheduler"].process.pid
+        os.kill(kube_scheduler, signal.SIGSTOP)
+        try:
+            pods.create(gpu_pod("fits", memory=None, compute=100))
+            # kube-scheduler ends no pod for it, and leaves its nomination as it is.
+            pods.create(gpu_pod("large", gpus=2, priorityClassName="never"))
+            for name, node in (("fits", "gone"), ("large", "node-0")):
+                change = {"status": {"nominatedNodeName": node}}
+                api.patch(f"{path}/{name}/status", change, fieldManager=NOMINATOR)
+        finally:
+            os.kill(kube_scheduler, signal.SIGCONT)
+        (fits,) = wait_until(lambda: _bound(api.items(path), 1), "bound pod")
+        assert fits["metadata"]["name"] == "fits"
+        wait_until(
+            lambda: "nominatedNodeName" not in api.get(f"{path}/large")["status"],
+            "withdrawal",
+            timeout_s=4 * LATE_S,
+        )
+
+
+def _bound(items: list[Json], number: int) -> list[Json] | None:
     found = [each for each in items if each["spec"].get("nodeName")]
-    return found if len(found) == PODS else None
+    return found if len(found) == number else None
