@@ -309,7 +309,9 @@ def test_a_gated_or_bound_pod_has_no_constraints() -> None:
     [(None, False), ([], False), (["kube-scheduler"], False), (["kubectl", NOMINATOR], True)],
     ids=str,
 )
-def test_a_nomination_of_ours_is_no_preemption(managers: list[str] | None, is_ours: bool) -> None:
+def test_a_nomination_of_ours_is_no_preemption(
+    *, managers: list[str] | None, is_ours: bool
+) -> None:
     item = pod_json()
     item["status"] = {"nominatedNodeName": "n1"}
     if managers is not None:

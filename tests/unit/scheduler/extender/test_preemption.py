@@ -364,9 +364,7 @@ def test_those_that_a_budget_protects_are_counted_anew_with_the_victims() -> Non
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def preempted(
-    *, devices: int = 1, field: str = "nominated_node"
-) -> tuple[Scene, list[str]]:
+def preempted(*, devices: int = 1, field: str = "nominated_node") -> tuple[Scene, list[str]]:
     """A pod for which the small ones of one GPU are being ended, and small ones that wait."""
     scene = crowded(devices=devices)
     scene.wait("wants", limits=WHOLE, priority=100)
