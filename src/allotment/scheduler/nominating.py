@@ -8,7 +8,9 @@ nominated node does not pass, it looks at all nodes, as without a nomination.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Final, NoReturn, Protocol
 
 import structlog
@@ -25,6 +27,8 @@ FEWEST_NODES: Final = 1000
 the API server and this process together."""
 _MOST_AT_ONCE: Final = 16
 """Requests; they share connections with binds."""
+_FORBIDDEN_S: Final = 300.0
+"""Pause after a refusal by policy or RBAC: each attempt costs the API server a write."""
 _log = structlog.get_logger(__name__)
 
 
@@ -61,10 +65,12 @@ class Nominating:
         self._is_preempting = is_preempting
         self._fewest_nodes = fewest_nodes
         self._asked = asyncio.Event()
+        self._forbidden_until = -math.inf
 
     def tried(self, pod: ClusterPod, names: Collection[str]) -> None:
         """kube-scheduler asks about a pod on these nodes: soon it asks about others."""
-        if len(self._book.cluster.nodes) >= self._fewest_nodes:
+        is_large = len(self._book.cluster.nodes) >= self._fewest_nodes
+        if is_large and self._clock() >= self._forbidden_until:
             self._waiting.tried(pod, names)
             self._asked.set()
 
@@ -115,3 +121,8 @@ class Nominating:
         except KubeError as error:
             # The pod has changed, is bound or gone; or kube-scheduler looks at all nodes.
             _log.debug("no nomination", pod=str(pod), why=error.message)
+            if error.status == HTTPStatus.FORBIDDEN:
+                if self._forbidden_until == -math.inf:
+                    hint = "apply the scheduler's manifest of this version"
+                    _log.warning("may not nominate nodes", why=error.message, hint=hint)
+                self._forbidden_until = self._clock() + _FORBIDDEN_S

@@ -10,7 +10,7 @@ from dataclasses import replace
 from scheduler_twin import book_of, cluster_pod, node
 
 from allotment.dialects.own.registry import need_of
-from allotment.kube.errors import ConflictError
+from allotment.kube.errors import KubeError
 from allotment.model.clusters import ClusterPod
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.core.waiting import LATE_S, LEAD, WaitingPods
@@ -23,11 +23,12 @@ class Api:
     def __init__(self) -> None:
         self.nominated: dict[str, str | None] = {}
         self.refused: set[str] = set()
+        self.status = 409
 
     async def nominate(self, pod: ClusterPod, node: str | None) -> None:
         await asyncio.sleep(0)
         if pod.name in self.refused:
-            raise ConflictError("changed", status=409)
+            raise KubeError("refused", status=self.status)
         self.nominated[pod.name] = node
 
 
@@ -122,6 +123,20 @@ def test_a_nomination_that_is_refused_stops_no_other() -> None:
     scene.api.refused = {scene.pods[-2].name}
     scene.ask(scene.pods[0], NAMES)
     assert set(scene.api.nominated) == {scene.pods[-3].name, scene.pods[-1].name}
+
+
+def test_where_a_policy_forbids_nominations_few_are_tried() -> None:
+    scene = Scene(LEAD + 9)
+    scene.api.status = 403
+    scene.api.refused = {scene.pods[LEAD + 1].name}
+    scene.ask(scene.pods[0], NAMES)
+    scene.api.nominated.clear()
+    late = [scene.arrive(f"late-{number}") for number in range(LEAD + 3)]
+    scene.ask(late[0], NAMES)
+    assert not scene.api.nominated
+    scene.now += 300
+    scene.ask(late[1], NAMES)
+    assert scene.api.nominated
 
 
 def test_a_nomination_without_a_binding_is_withdrawn_by_any_leader() -> None:
