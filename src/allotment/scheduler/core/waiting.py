@@ -86,6 +86,7 @@ class WaitingPods:
             self._pods.pop(uid, None)
             self._nominated.pop(uid, None)
         elif not self._leads():
+            self._pods.pop(uid, None)
             self._passed.add(uid)
         else:
             before = self._pods.get(uid)
@@ -133,6 +134,21 @@ class WaitingPods:
             return None
         self._ahead[taken.uid] = now
         return NextPod(taken, self._allowed[taken.constraints].names)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless each waiting pod is queued once, and in no other state."""
+        entries = {(kind, each[-1]) for kind, queue in self._queues.items() for each in queue}
+        waiting = {(pod.constraints, uid) for uid, pod in self._pods.items()}
+        wrong = {
+            "miscounted": self._queued != sum(map(len, self._queues.values())),
+            "empty queues": not all(self._queues.values()),
+            "not queued": waiting - entries,
+            "nominated twice": self._pods.keys() & (self._passed | self._nominated.keys()),
+            "too many ahead": len(self._ahead) > MOST_AHEAD,
+            "too many constraints": len(self._allowed) > _MOST_KINDS,
+        }
+        if any(wrong.values()):
+            raise AssertionError(wrong)
 
     def _take(self, kinds: Collection[str]) -> ClusterPod | None:
         """Take the first pod of these queues."""
