@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 
@@ -56,13 +55,13 @@ def test_pods_that_wait_are_nominated_and_each_has_a_gpu_of_its_own(
     with Scheduler(control_plane), pods_without_kubelet(control_plane, "waiting") as pods:
         path = f"/api/v1/namespaces/{pods.namespace}/pods"
         before = api.get(path)["metadata"]["resourceVersion"]
-        kube_scheduler = control_plane.components["kube-scheduler"].process.pid
-        os.kill(kube_scheduler, signal.SIGSTOP)
+        kube_scheduler = control_plane.components["kube-scheduler"].process
+        kube_scheduler.send_signal(signal.SIGSTOP)
         try:
             for number in range(PODS):
                 pods.create(gpu_pod(f"p-{number}", memory=None, compute=100))
         finally:
-            os.kill(kube_scheduler, signal.SIGCONT)
+            kube_scheduler.send_signal(signal.SIGCONT)
         bound = wait_until(lambda: _bound(api.items(path), PODS), "bound pods")
         # The API server clears nominations at binding: its history has them.
         history = api.text(path, watch="true", resourceVersion=before, timeoutSeconds="1")
@@ -84,8 +83,8 @@ def test_nominations_of_an_earlier_leader_hold_nothing_up(control_plane: Cluster
     api = control_plane.api
     with Scheduler(control_plane), pods_without_kubelet(control_plane, "earlier") as pods:
         path = f"/api/v1/namespaces/{pods.namespace}/pods"
-        kube_scheduler = control_plane.components["kube-scheduler"].process.pid
-        os.kill(kube_scheduler, signal.SIGSTOP)
+        kube_scheduler = control_plane.components["kube-scheduler"].process
+        kube_scheduler.send_signal(signal.SIGSTOP)
         try:
             pods.create(gpu_pod("fits", memory=None, compute=100))
             # kube-scheduler ends no pod for it, and leaves its nomination as it is.
@@ -94,7 +93,7 @@ def test_nominations_of_an_earlier_leader_hold_nothing_up(control_plane: Cluster
                 change = {"status": {"nominatedNodeName": node}}
                 api.patch(f"{path}/{name}/status", change, fieldManager=NOMINATOR)
         finally:
-            os.kill(kube_scheduler, signal.SIGCONT)
+            kube_scheduler.send_signal(signal.SIGCONT)
         (fits,) = wait_until(lambda: _bound(api.items(path), 1), "bound pod")
         assert fits["metadata"]["name"] == "fits"
         wait_until(
