@@ -33,8 +33,15 @@ class WaitingSteps(RuleBasedStateMachine):
 
     @rule(name=_NAMES, field=st.sampled_from(["node", "tried_first", "nominated_node"]))
     def show_node(self, name: str, field: str) -> None:
-        if name in self.pods:
-            self.put(replace(self.pods[name], **{field: "x"}))
+        if (pod := self.pods.get(name)) is None:
+            return
+        match field:
+            case "node":
+                self.put(replace(pod, node="x"))
+            case "tried_first":
+                self.put(replace(pod, tried_first="x"))
+            case _:
+                self.put(replace(pod, nominated_node="x"))
 
     @rule(name=_NAMES)
     def go(self, name: str) -> None:
