@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
 import signal
 import ssl
 import threading
@@ -180,12 +179,12 @@ class ControlPlane:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Stop kube-scheduler. It takes pods in the order of their creation, if not restarted."""
-        pid = self.cluster.components["kube-scheduler"].process.pid
-        os.kill(pid, signal.SIGSTOP)
+        process = self.cluster.components["kube-scheduler"].process
+        process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)
 
     def pods_per_second(self, bodies: Sequence[Json], *, timeout_s: float = 300) -> float:
         """Create pods while kube-scheduler is stopped; return how many it then binds a second."""

@@ -189,10 +189,12 @@ def test_the_scheduler_s_token_changes_its_own_keys_alone(
             assert tried(scheduler, f"{own}/binding", named).count(f"account there: {key}") == 1
         assert "account there: app" in tried(scheduler, f"{own}/binding", labelled)
         forbidden: list[tuple[Document, str]] = [
-            ({"status": {"phase": "Failed"}}, "status, labels or finalizers"),
-            ({"status": {"message": "y"}}, "status, labels or finalizers"),
-            ({"metadata": {"labels": {"app": "y"}}}, "status, labels or finalizers"),
-            ({"metadata": {"finalizers": ["example.com/x"]}}, "status, labels or finalizers"),
+            ({"status": {"phase": "Failed"}}, "nominatedNodeName alone"),
+            ({"status": {"message": "y"}}, "nominatedNodeName alone"),
+            ({"status": {"nominatedNodeName": "n", "message": "y"}}, "nominatedNodeName alone"),
+            ({"status": {"phase": None}}, "nominatedNodeName alone"),
+            ({"metadata": {"labels": {"app": "y"}}}, "nominatedNodeName alone"),
+            ({"metadata": {"finalizers": ["example.com/x"]}}, "nominatedNodeName alone"),
             ({"metadata": {"annotations": {"example.com/note": "y"}}}, "placement alone"),
             ({"metadata": {"annotations": {"example.com/note": None}}}, "placement alone"),
             ({"metadata": {"annotations": {"allotment.dev/class": "latency"}}}, "placement alone"),
@@ -203,6 +205,9 @@ def test_the_scheduler_s_token_changes_its_own_keys_alone(
             with pytest.raises(ApiError, match=why) as caught:
                 scheduler.patch(f"{own}/status", change)
             assert caught.value.status == 403
+        for node in ("n", None):
+            scheduler.patch(f"{own}/status", {"status": {"nominatedNodeName": node}})
+            assert admin.get(own)["status"].get("nominatedNodeName") == node
         bound = binding("a", placement="{}")
         bound["metadata"]["annotations"] |= record | by_others
         scheduler.post(f"{own}/binding", bound)

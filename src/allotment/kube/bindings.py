@@ -15,7 +15,7 @@ import msgspec
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.kube.clients import Api, find
 from allotment.kube.cluster_feed import to_cluster_pod
-from allotment.kube.objects import PodObject
+from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import NotFoundError
 from allotment.model.pods import PodUid
@@ -98,6 +98,19 @@ class Bindings:
             return None
         # Of bound pods only those that are read have a version.
         return replace(self._complete(to_cluster_pod(item)), version=item.metadata.resource_version)
+
+    async def nominate(self, pod: ClusterPod, node: str | None) -> None:
+        """Have kube-scheduler try this node first, unless the pod changed; None: withdraw that.
+
+        Raises `KubeError`.
+        """
+        change = {
+            "metadata": {"uid": pod.uid, "resourceVersion": pod.version},
+            "status": {"nominatedNodeName": node},
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        asked = f"nominate a node for pod {pod}"
+        await self._api.patch(path, change, asked=asked, manager=NOMINATOR)
 
     async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
         """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.

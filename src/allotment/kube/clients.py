@@ -111,13 +111,26 @@ class Api:
             )
 
     async def patch(
-        self, path: str, change: object, *, asked: str, kind: PatchKind = PatchKind.MERGE
+        self,
+        path: str,
+        change: object,
+        *,
+        asked: str,
+        kind: PatchKind = PatchKind.MERGE,
+        manager: str | None = None,
     ) -> bytes:
-        """Change an object and return the result; raise `KubeError`."""
-        body = msgspec.json.encode(change)
-        return await self._request(
-            HttpRequest(method="PATCH", path=path, body=body, content_type=kind), asked=asked
+        """Change an object and return the result; raise `KubeError`.
+
+        `manager`: the writer's name in `managedFields`, in place of the client's.
+        """
+        request = HttpRequest(
+            method="PATCH",
+            path=path,
+            params={"fieldManager": manager} if manager is not None else {},
+            body=msgspec.json.encode(change),
+            content_type=kind,
         )
+        return await self._request(request, asked=asked)
 
     async def create(self, path: str, item: object, *, asked: str) -> bytes:
         """Create an object and return it; raise `KubeError`."""

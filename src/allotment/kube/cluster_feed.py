@@ -28,8 +28,10 @@ from allotment.kube.objects import (
     Metadata,
     NodeObject,
     PodObject,
+    PodSpec,
     amounts,
     containers_of,
+    is_nominated_by_us,
     limits_of,
     requests_of,
     to_pod,
@@ -116,10 +118,14 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         return pod
     asks = _without_state(item, pod.uid) if _asks(item) else None
     if not pod.node:
+        nominated = item.status.nominated_node_name
+        is_ours = bool(nominated) and is_nominated_by_us(meta)
         return replace(
             pod,
             version=meta.resource_version,
-            nominated_node=item.status.nominated_node_name,
+            nominated_node="" if is_ours else nominated,
+            tried_first=nominated if is_ours else "",
+            constraints=_constraints(item.spec) if asks else "",
             dialect=annotations.get(DIALECT, ""),
             passed_over=annotations.get(PASSED_OVER, ""),
             asks=asks,
@@ -137,6 +143,13 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         if meta.labels
         else NO_LABELS,
     )
+
+
+def _constraints(spec: PodSpec) -> str:
+    if spec.scheduling_gates:
+        return ""
+    written = (spec.node_selector, spec.affinity, spec.tolerations)
+    return " ".join([spec.scheduler_name, *(bytes(each).decode() for each in written)])
 
 
 def _booking(item: PodObject, pod: ClusterPod, asks: Pod | None) -> tuple[PodBooking, str]:

@@ -25,6 +25,7 @@ _HASH = "kubernetes.io/config.hash"
 _OURS = "allotment.dev/"
 # Limits for memory of the agent: annotations can have 256 KiB.
 _MAX_UID = 64
+_NULL = msgspec.Raw(b"null")
 _MAX_KEYS = 32  # more than there are known keys: the rest includes an unknown one
 
 T = TypeVar("T")
@@ -32,6 +33,17 @@ T = TypeVar("T")
 
 class Narrow(msgspec.Struct, kw_only=True, rename="camel"):
     """A part of an object; other fields are not decoded. Never changed after decoding."""
+
+
+NOMINATOR: Final = "allotment-nominations"
+"""The writer of `status.nominatedNodeName` in `managedFields`, where no pod ends for the other. It
+is the owner until another program clears or changes the field."""
+
+
+class ManagedFields(Narrow):
+    """An entry of `metadata.managedFields`."""
+
+    manager: str = ""
 
 
 class OwnerReference(Narrow):
@@ -51,6 +63,8 @@ class Metadata(Narrow):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     owner_references: list[OwnerReference] | None = None
+    managed_fields: msgspec.Raw = _NULL
+    """The writers of its fields, undecoded: few objects need them."""
     next_page: str = msgspec.field(default="", name="continue")
     """For a list: the token of its next page; empty: this is the last."""
 
@@ -95,7 +109,7 @@ class ContainerSpec(Narrow):
     restart_policy: str | None = None
     """Its own, in place of the pod's; Always on an init container makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
-    env: msgspec.Raw = msgspec.Raw(b"null")
+    env: msgspec.Raw = _NULL
     """Its variables, undecoded: few pods need them."""
 
 
@@ -111,6 +125,10 @@ class PodSpec(Narrow):
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
+    node_selector: msgspec.Raw = _NULL
+    affinity: msgspec.Raw = _NULL
+    tolerations: msgspec.Raw = _NULL
+    scheduling_gates: list[dict[str, str]] | None = None
     host_pid: bool | None = msgspec.field(default=None, name="hostPID")
 
 
@@ -144,7 +162,7 @@ class PodStatus(Narrow):
 
     phase: str = ""
     nominated_node_name: str = ""
-    """The node where other pods are being evicted for this one."""
+    """The node that kube-scheduler tries first."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
@@ -155,6 +173,9 @@ class PodObject(Narrow):
     metadata: Metadata
     spec: PodSpec
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+_managed: Final = msgspec.json.Decoder(list[ManagedFields] | None)
 
 
 def to_pod(item: PodObject) -> Pod:
@@ -195,6 +216,13 @@ def _uid(meta: Metadata) -> PodUid:
     annotations = meta.annotations or {}
     of_file = annotations.get(_HASH) or annotations[_MIRROR] if _MIRROR in annotations else ""
     return PodUid(of_file if 0 < len(of_file) <= _MAX_UID else meta.uid)
+
+
+def is_nominated_by_us(meta: Metadata) -> bool:
+    """Return whether Allotment's scheduler wrote the pod's nomination, and no other program."""
+    if NOMINATOR.encode() not in bytes(meta.managed_fields):
+        return False
+    return any(entry.manager == NOMINATOR for entry in _managed.decode(meta.managed_fields) or ())
 
 
 def containers_of(item: PodObject) -> Iterator[tuple[ContainerSpec, ContainerKind]]:

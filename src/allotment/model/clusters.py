@@ -210,6 +210,12 @@ class ClusterPod:
     priority: int = 0
     nominated_node: str = ""
     """For a waiting pod: the node where other pods are being preempted for it."""
+    tried_first: str = ""
+    """For a waiting pod: the node that an Allotment scheduler nominated, so that kube-scheduler
+    tries it before all others. No pod ends for it there."""
+    constraints: str = ""
+    """For a waiting pod: its scheduler, node selector, affinity and tolerations, as written. Pods
+    with equal ones may go to the same nodes. Empty while scheduling gates hold it."""
     is_ending: bool = False
     """It is being deleted; its resources stay reserved until it is gone."""
     dialect: str = ""

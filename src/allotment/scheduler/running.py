@@ -41,12 +41,14 @@ from allotment.scheduler.core.cluster_events import (
 )
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.core.quota import QuotaBook, units_of
+from allotment.scheduler.core.waiting import WaitingPods
 from allotment.scheduler.extender.binder import Binder, TimedBindings
 from allotment.scheduler.extender.compat_annotations import ResultAnnotations
 from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.feed import PodRefresh, QuotaFeed
 from allotment.scheduler.leader import LeaderAddress, Leadership
+from allotment.scheduler.nominating import Nominating
 from allotment.scheduler.reports import SchedulerReports, model_figures
 from allotment.scheduler.resizing import Resizing
 from allotment.scheduler.serving import RequestHandler, Web, WebhookService, application
@@ -151,11 +153,13 @@ class Scheduler:
             leads=self._may_write,
             needs=self._book.needs,
         )
+        waiting = WaitingPods(clock=time.monotonic, leads=self._may_write)
         self._keeper = ClusterEventHandler(
             self._book,
             self.quotas,
             take_over=self._take_over,
             nominations=self._preemption.nominations,
+            waiting=waiting,
             warnings=TranslationWarnings(report=reports.passed_over, leads=self._may_write),
         )
         self._feed = ClusterFeed(api, self._keeper)
@@ -170,6 +174,14 @@ class Scheduler:
             left_s=self._leading.left_s,
             clock=time.monotonic,
             refused=reports.resize_refused,
+        )
+        self._nominating = Nominating(
+            self._book,
+            waiting,
+            bindings,
+            left_s=self._leading.left_s,
+            clock=time.monotonic,
+            is_preempting=self._preemption.nominations.__contains__,
         )
         self._binder = Binder(
             self._book,
@@ -191,6 +203,7 @@ class Scheduler:
             pods=self._reported,
             leads=self._may_write,
             receipts=self._receipts,
+            tried=self._nominating.tried,
         )
         self.webhook = self._webhook(api, dialects, reports)
         self._sharepods = self._sharepod_keeper(api)
@@ -265,6 +278,7 @@ class Scheduler:
             "events": self._events.run,
             "tick": self._tick,
             "nominations": self._nominate,
+            "nominating": self._nominating.run,
             "resizes": self._resizing.run,
             "quotas": self._followed_quotas.run,
             "budgets": self._budgets.run,
@@ -352,6 +366,7 @@ class Scheduler:
         await self._feed.wait_synced()
         while True:
             await self._preemption.tick()
+            await self._nominating.withdraw()
             await asyncio.sleep(_TICK_S)
 
     async def _beat(self) -> NoReturn:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from api_server_twin import Server, answered, pod, refused
+from scheduler_twin import cluster_pod
 
 from allotment.kube.bindings import Bindings, write_wish
 from allotment.kube.errors import ConflictError
+from allotment.kube.objects import NOMINATOR
 from allotment.model.pods import PodUid
 
 BOUND = pod(version="7", spec={"nodeName": "n1"})
@@ -40,6 +43,29 @@ def test_a_placement_is_replaced_at_one_version_through_the_status() -> None:
     assert metadata["resourceVersion"] == "7"
     assert metadata["uid"] == BOUND["metadata"]["uid"]
     assert metadata["annotations"] == {"allotment.dev/placement": "{}"}
+
+
+def test_a_nomination_is_for_one_version_of_a_pod() -> None:
+    server = Server()
+    waiting = pod(version="7")
+    server.writes += [answered(waiting), refused(409)]
+    found = replace(cluster_pod("train"), uid=PodUid(waiting["metadata"]["uid"]), version="7")
+
+    async def main() -> None:
+        async with server.client() as api:
+            bindings = Bindings(api)
+            await bindings.nominate(found, "n1")
+            with pytest.raises(ConflictError):
+                await bindings.nominate(found, "n1")
+
+    asyncio.run(main())
+    request = server.asked("writes")[0]
+    assert request.path.endswith("/pods/train/status")
+    assert request.params == {"fieldManager": NOMINATOR}
+    assert server.bodies()[0] == {
+        "metadata": {"uid": waiting["metadata"]["uid"], "resourceVersion": "7"},
+        "status": {"nominatedNodeName": "n1"},
+    }
 
 
 def test_a_wish_is_changed_where_it_was_read() -> None:

@@ -15,7 +15,7 @@ from allotment.dialects.own.placement import PLACEMENT, write_booking
 from allotment.kube.clients import HttpRequest
 from allotment.kube.cluster_feed import ClusterFeed, to_cluster_pod
 from allotment.kube.inventories import DEVICES, encode
-from allotment.kube.objects import PodObject
+from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import (
     ClusterPod,
     NodeDevice,
@@ -277,3 +277,49 @@ def test_what_fails_for_one_object_is_that_ones_trouble(lists: TwoLists) -> None
         assert listener.nodes.keys() == {"n1", "n2"}
 
     run(feed.run(), test())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"nodeSelector": {"zone": "a"}},
+        {"affinity": {"nodeAffinity": {}}},
+        {"tolerations": [{"key": "gpu"}]},
+        {"schedulerName": "other"},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_pods_for_the_same_nodes_have_the_same_constraints(field: dict[str, Any]) -> None:
+    one, same, other = pod_json("a"), pod_json("b"), pod_json("c")
+    other["spec"] |= field
+    assert read(one).constraints == read(same).constraints
+    assert read(one).constraints != read(other).constraints
+
+
+def test_a_gated_or_bound_pod_has_no_constraints() -> None:
+    gated = pod_json()
+    gated["spec"]["schedulingGates"] = [{"name": "wait"}]
+    assert read(pod_json()).constraints
+    assert not read(gated).constraints
+    assert not read(pod_json(node="n1")).constraints
+
+
+@pytest.mark.parametrize(
+    ("managers", "is_ours"),
+    [(None, False), ([], False), (["kube-scheduler"], False), (["kubectl", NOMINATOR], True)],
+    ids=str,
+)
+def test_a_nomination_of_ours_is_no_preemption(
+    *, managers: list[str] | None, is_ours: bool
+) -> None:
+    item = pod_json()
+    item["status"] = {"nominatedNodeName": "n1"}
+    if managers is not None:
+        item["metadata"]["managedFields"] = [
+            {"manager": manager, "fieldsV1": {"f:status": {"f:nominatedNodeName": {}}}}
+            for manager in managers
+        ]
+    pod = read(item)
+    assert (pod.tried_first, pod.nominated_node) == (("n1", "") if is_ours else ("", "n1"))
+    item["status"] = {}
+    assert not read(item).tried_first

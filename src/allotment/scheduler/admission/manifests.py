@@ -209,9 +209,10 @@ _WHY: Final = {
     ),
     "allotment-scheduler-own-keys": (
         "The scheduler has the right to change the status of all pods, because a pod's annotations"
-        " are written through it. This keeps it to its own: the placement, and what other systems'"
-        " tools read of a bound pod. Other webhooks may add annotations to its Bindings, except"
-        " those by which Allotment, Kubernetes, runtimes and networks give a pod more."
+        " are written through it. This keeps it to its own: the placement, the nominated node, and"
+        " what other systems' tools read of a bound pod. Other webhooks may add annotations to its"
+        " Bindings, except those by which Allotment, Kubernetes, runtimes and networks give a pod"
+        " more."
     ),
     "allotment-records": (
         "Another system's record of a pod's GPUs: they count as used while nodes are taken over."
@@ -235,7 +236,7 @@ _SCHEDULER_MESSAGES: Final = (
     ),
     f"the scheduler may not write labels{_EXCLUDE}",
     "the scheduler may change the annotation allotment.dev/placement alone",
-    "the scheduler may not change a pod's status, labels or finalizers",
+    "the scheduler may change status.nominatedNodeName alone, and no labels or finalizers",
 )
 
 
@@ -390,6 +391,8 @@ _NEW: Final = "object.metadata.?annotations.orValue({})"
 _OLD: Final = "oldObject.metadata.?annotations.orValue({})"
 _NEW_LABELS: Final = "object.metadata.?labels.orValue({})"
 _OLD_LABELS: Final = "oldObject.metadata.?labels.orValue({})"
+_IS_FREE: Final = "k == 'nominatedNodeName'"
+"""kube-scheduler tries that node first for a waiting pod."""
 _IS_NEW: Final = "request.operation != 'UPDATE'"
 _IS_UPDATE: Final = "request.operation == 'UPDATE'"
 _IS_BINDING: Final = "request.kind.kind == 'Binding'"
@@ -437,6 +440,8 @@ def scheduler_variables(keys: Keys) -> Mapping[str, str]:
     read = (keys.annotations | keys.marked_annotations | keys.records) - keys.receipts
     return {
         **VARIABLES,
+        "status": "dyn(object.?status.orValue({}))",
+        "oldStatus": "dyn(oldObject.?status.orValue({}))",
         "foreign": (
             f"variables.annotations.filter(k, !({own})"
             f" && ({_is_one_of(read)} || {OF_SYSTEMS} && !{_OF_TOPOLOGY}))"
@@ -458,7 +463,9 @@ SCHEDULER_RULES: Final = (
         f" && (k == '{PLACEMENT}' || variables.annotations[k] == variables.oldAnnotations[k]))"
     ),
     (
-        f"{_IS_BINDING} || object.status == oldObject.status"
+        f"{_IS_BINDING} || variables.status.all(k, {_IS_FREE}"
+        " || variables.status[?k] == variables.oldStatus[?k])"
+        f" && variables.oldStatus.all(k, {_IS_FREE} || k in variables.status)"
         " && object.metadata.?labels == oldObject.metadata.?labels"
         " && object.metadata.?finalizers == oldObject.metadata.?finalizers"
     ),

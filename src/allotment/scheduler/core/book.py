@@ -78,6 +78,9 @@ class Book(Reservations):
             return self._held(entry, names)
         entry = self._begun(need, now=now)
         if entry.state is ReservationState.EXPECTED:
+            if self._is_nominated(entry, need, names):
+                entry.version = version
+                return NodeChoice(tuple(names))
             self._leave(entry, now=now)
         entry.need, entry.version, entry.since = need, version, now
         choice = self._chosen(entry, names)
@@ -404,6 +407,16 @@ class Book(Reservations):
             and entry.seen_at == self.cluster.version(node)
         )
         return booking if is_same else None
+
+    def _is_nominated(self, entry: PodEntry, need: PodNeed, names: Collection[str]) -> bool:
+        """Whether only the node is asked about where the pod is expected: it was nominated there.
+
+        Its devices are booked; bind looks at changes of the node.
+        """
+        booking = entry.booking
+        if booking is None or entry.need != need or booking.node not in names:
+            return False
+        return len(names) == 1 and self.cluster.node(booking.node) is not None
 
     def _placed_anew(self, entry: PodEntry, node: str) -> PodBooking | Refusal:
         self._drop_expectation(entry)

@@ -22,6 +22,7 @@ from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.nominations import Nominations
 from allotment.scheduler.core.quota import QuotaBook
 from allotment.scheduler.core.reservations import HELD
+from allotment.scheduler.core.waiting import WaitingPods
 
 
 class Adoption:
@@ -140,6 +141,7 @@ class ClusterEventHandler:
         *,
         take_over: Adoption | None = None,
         nominations: Nominations | None = None,
+        waiting: WaitingPods | None = None,
         warnings: TranslationWarnings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -148,6 +150,7 @@ class ClusterEventHandler:
         self._quotas = quotas
         self._take_over = take_over or Adoption((), node=book.cluster.node)
         self._nominations = nominations
+        self._waiting = waiting
         self._warnings = warnings
         self._clock = clock
         self.unplaced: set[PodUid] = set()
@@ -180,6 +183,8 @@ class ClusterEventHandler:
             self._warnings.gone(uid)
         if self._nominations is not None:
             self._nominations.gone(uid)
+        if self._waiting is not None:
+            self._waiting.gone(uid)
         self.unplaced.discard(uid)
         self._take_over.gone(uid)
         self._forget(uid)
@@ -199,6 +204,8 @@ class ClusterEventHandler:
     def _nominate(self, pod: ClusterPod, need: PodNeed | None) -> None:
         if self._nominations is not None:
             self._nominations.pod_put(pod, need)
+        if self._waiting is not None:
+            self._waiting.put(pod, need)
 
     def _forget(self, uid: PodUid) -> None:
         self._book.needs.gone(uid)

@@ -203,6 +203,9 @@ class Nominations:
     def __len__(self) -> int:
         return len(self._nominations)
 
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._nominations
+
     def made(self, need: PodNeed, booking: PodBooking) -> None:
         """Reserve these devices: pods on them are about to be evicted for this one."""
         self._nominations[need.uid] = _Nomination(need, booking.node, self._clock())
@@ -215,7 +218,7 @@ class Nominations:
             return
         if pod.node or need is None:
             self.gone(pod.uid)
-        elif known is not None and known.node == pod.nominated_node:
+        elif known is not None and known.node in {pod.nominated_node, pod.tried_first}:
             known.is_confirmed = True
             if known.need != need:
                 known.need = need

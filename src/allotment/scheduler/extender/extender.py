@@ -9,7 +9,7 @@ plugins can add, because equal scores are drawn by chance, which undoes packing
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -79,14 +79,17 @@ class Extender:
         pods: Callable[[str], ClusterPod | None],
         leads: Callable[[], bool] = lambda: True,
         receipts: ResultAnnotations | None = None,
+        tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tried` gets each pod that filter was asked about, and the nodes, after the choice."""
         self._book = book
         self._binder = binder
         self._observer = observer
         self._pods = pods
         self._leads = leads
         self._receipts = receipts
+        self._tried = tried
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
@@ -113,6 +116,7 @@ class Extender:
             if self._receipts is not None and pod.dialect:
                 self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
+            self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)
         if not choice.best and asked:
             groups = _groups(choice.refused)

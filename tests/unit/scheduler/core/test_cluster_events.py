@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler_twin import cluster_pod
 from structlog.testing import capture_logs
 
 from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, PodBooking
@@ -13,6 +14,7 @@ from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import ClusterEventHandler
 from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.waiting import LEAD, WaitingPods
 
 UID = PodUid("u")
 STRANGER = ClusterPod(
@@ -47,3 +49,17 @@ def test_a_gpu_of_which_two_nodes_tell_is_told_once() -> None:
             kept.node_put(NodeInventory(name=name, devices=(replace(device, uuid=uuid),)))
     told = [each for each in logs if each["log_level"] == "warning"]
     assert [(each["uuid"], each["nodes"]) for each in told] == [("GPU-a", ["one", "two"])]
+
+
+def test_waiting_pods_are_known_until_they_are_gone() -> None:
+    waiting = WaitingPods(clock=lambda: 0.0)
+    kept = ClusterEventHandler(Book(Cluster()), QuotaBook(), waiting=waiting)
+    pods = [replace(cluster_pod(f"p{number}"), constraints="any") for number in range(LEAD + 3)]
+    for pod in pods:
+        kept.pod_put(pod)
+    waiting.tried(pods[0], ["x"])
+    kept.pod_gone(pods[-2].uid)
+    found = waiting.next()
+    assert found is not None
+    assert found.pod is pods[-1]
+    assert waiting.next() is None

@@ -46,6 +46,7 @@ class Scene:
             [node("a", 1), node("b", 2), node("c", 4, model="T4")], candidates=candidates
         )
         self.pods: dict[str, ClusterPod] = {}
+        self.tried: list[tuple[str, list[str]]] = []
         self.binder = Binder(self.book, self.bindery, clock=lambda: self.now)
         self.extender = Extender(
             self.book,
@@ -53,6 +54,7 @@ class Scene:
             observer=self.told,
             pods=self.pods.get,
             leads=lambda: self.leads,
+            tried=lambda pod, names: self.tried.append((pod.name, list(names))),
             clock=lambda: self.now,
         )
 
@@ -96,6 +98,14 @@ class Scene:
 def test_the_best_nodes_are_answered_best_first() -> None:
     answer = Scene().filter(pod_json())
     assert answer == {"NodeNames": ["a", "b", "c"]}
+
+
+def test_pods_that_the_watch_reported_are_known_as_tried() -> None:
+    scene = Scene()
+    scene.filter(pod_json(), ["a", "c"])
+    scene.filter(pod_json("unknown"), is_heard=False)
+    scene.filter(pod_json("plain", limits={"cpu": "1"}))
+    assert scene.tried == [("train", ["a", "c"])]
 
 
 def test_no_more_than_the_candidates_are_answered_and_the_others_are_not_called_failed() -> None:

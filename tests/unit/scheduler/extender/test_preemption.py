@@ -364,20 +364,24 @@ def test_those_that_a_budget_protects_are_counted_anew_with_the_victims() -> Non
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def preempted(*, devices: int = 1) -> tuple[Scene, list[str]]:
+def preempted(*, devices: int = 1, field: str = "nominated_node") -> tuple[Scene, list[str]]:
     """A pod for which the small ones of one GPU are being ended, and small ones that wait."""
     scene = crowded(devices=devices)
     scene.wait("wants", limits=WHOLE, priority=100)
     chosen = [f"low-{number:02}" for number in range(10)]
     [victims] = scene.preempt("wants", {"a": chosen}).values()
-    scene.change("wants", nominated_node="a", version="8")
+    scene.change("wants", version="8", **{field: "a"})
     for number in range(3):
         scene.wait(f"small-{number}", limits=TENTH)
     return scene, victims
 
 
-def test_no_small_pod_gets_what_a_victim_has_left() -> None:
-    scene, victims = preempted()
+@pytest.mark.parametrize("field", ["nominated_node", "tried_first"])
+def test_no_small_pod_gets_what_a_victim_has_left(field: str) -> None:
+    """Nor if our own nomination was for the same node: kube-scheduler then leaves it as it is."""
+    scene, victims = preempted(field=field)
+    scene.now += CONFIRMED_S
+    scene.tick()
     for name in victims:
         assert scene.filter("wants") == ""
         scene.end(name)
