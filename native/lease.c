@@ -335,11 +335,6 @@ static void note_wait(allot_leases *leases, uint64_t from_ns, uint64_t until_ns)
   }
 }
 
-static void add_got(allot_got *got, uint64_t held_ns, uint64_t used_ns) {
-  got->held_ns += held_ns;
-  got->used_ns += used_ns;
-}
-
 // What has passed since the last decision, after which things stood as `waits` says.
 static void note_turn(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   allot_waits *waits = &leases->waits;
@@ -347,7 +342,6 @@ static void note_turn(allot_leases *leases, const allot_lease_state *state, uint
   const allot_seat_state *own = &state->seats[leases->seat];
   const bool holds = state->holder == leases->place;
   const bool is_ours = state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES;
-  const bool is_contended = state->next >= 0 || !is_ours;
   uint64_t turn_ns = now_ns;
   if (waits->holds) {
     turn_ns = waits->seen_ns;
@@ -356,17 +350,17 @@ static void note_turn(allot_leases *leases, const allot_lease_state *state, uint
     if (turn_ns < waits->seen_ns) turn_ns = waits->seen_ns;
   }
   if (waits->waits) note_wait(leases, waits->seen_ns, turn_ns);
-  const uint64_t held = since(now_ns, turn_ns), used = since(own->used_ns, waits->charged_ns);
-  if (waits->seen_ns != 0) add_got(&waits->all, held, used);
-  if (waits->seen_ns != 0 && (waits->is_contended || is_contended)) {
-    add_got(&waits->contended, held, used);
+  if (waits->seen_ns != 0) {
+    const uint64_t used = since(own->used_ns, waits->charged_ns);
+    waits->held_ns += since(now_ns, turn_ns);
+    waits->used_ns += used;
+    if (used > waits->longest_ns) waits->longest_ns = used;
   }
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   waits->seen_ns = now_ns;
   waits->waits = state->places[leases->place].state == ALLOT_PLACE_WAITING && !is_ours &&
                  own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED);
   waits->holds = holds;
-  waits->is_contended = is_contended;
   waits->author = leases->author;
   waits->holder = state->holder < 0 ? -1 : state->places[state->holder].seat;
   waits->charged_ns = own->used_ns;
@@ -538,12 +532,10 @@ static int64_t take_off(int64_t from, int64_t what) {
   return from > what ? from - what : 0;
 }
 
-// The waits that a share's turns explain. Time that it holds the device and leaves idle is its own,
-// and so is work that runs on after its turn.
-static int64_t explained_by(const allot_got *got, uint64_t fraction) {
-  uint64_t time_ns = got->held_ns > got->used_ns ? got->held_ns : got->used_ns;
-  time_ns = at_most(time_ns, LONGEST_DEBT_NS) * (FAIR_PARTS * ALLOT_WHOLE - fraction) / fraction;
-  return (int64_t)at_most(time_ns, LONGEST_DEBT_NS);
+// The waits that a turn explains.
+static int64_t explained_by(uint64_t turn_ns, uint64_t fraction) {
+  turn_ns = at_most(turn_ns, LONGEST_DEBT_NS) * (FAIR_PARTS * ALLOT_WHOLE - fraction) / fraction;
+  return (int64_t)at_most(turn_ns, LONGEST_DEBT_NS);
 }
 
 // While it has work, a share that is owed the fraction f of the device waits for (1 - f) / f of the
@@ -553,20 +545,20 @@ static void judge_wait(allot_leases *leases, const allot_lease_state *state, uin
   allot_waits *waits = &leases->waits;
   const uint64_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
   const uint64_t waited = waits->waited_ns, stopped = waits->stopped_ns;
-  const allot_got all = waits->all, contended = waits->contended;
+  // Time that it held the device and left idle is its own, and so is work that ran on afterwards.
+  const uint64_t got = waits->held_ns > waits->used_ns ? waits->held_ns : waits->used_ns;
+  const uint64_t longest_ns = waits->longest_ns;
   waits->waited_ns = waits->stopped_ns = 0;
-  waits->all = waits->contended = (allot_got){0};
+  waits->held_ns = waits->used_ns = waits->longest_ns = 0;
   if (fraction == 0 || leases->seat == (int)ALLOT_SEAT_UNBOOKED) {
     forget_waits(leases);
     return;
   }
   int64_t lacking = waits->lacking_ns;
-  if (lacking > 0) lacking = take_off(lacking, explained_by(&all, fraction));
-  // The wait after a turn may be as long as that explains. It is not saved up, and what a share got
-  // while it was alone does not count.
-  if (lacking <= 0 && lacking > -explained_by(&contended, fraction)) {
-    lacking = -explained_by(&contended, fraction);
-  }
+  if (lacking > 0) lacking = take_off(lacking, explained_by(got, fraction));
+  // Turns are not saved up. Only a long kernel explains the wait after it, which may be long too.
+  const int64_t yet = explained_by(longest_ns, fraction);
+  if (lacking <= 0 && lacking > -yet) lacking = -yet;
   lacking += (int64_t)waited;
   if (lacking > 0) lacking = take_off(lacking, (int64_t)stopped);
   waits->lacking_ns = lacking;

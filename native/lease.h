@@ -260,22 +260,16 @@ typedef struct allot_neighbour {
   bool is_ignored;      // damaged or not believed: no process waits for its messages
 } allot_neighbour;
 
-// What a share got: turns of this process, and computing of all of them.
-typedef struct allot_got {
-  uint64_t held_ns, used_ns;
-} allot_got;
-
 // How long this process waits, and what its share gets: lease.c judges by that whether another
 // share steals turns.
 typedef struct allot_waits {
   uint64_t seen_ns;  // the newest decision, and how things stood then:
   bool waits;        // for a turn that its ceiling allows
-  bool holds, is_contended;
-  int author, holder;  // seats; -1: none
-  uint64_t charged_ns;
-  // Since the last judgement.
-  uint64_t waited_ns, stopped_ns;
-  allot_got all, contended;
+  bool holds;
+  int author, holder;   // seats; -1: none
+  uint64_t charged_ns;  // to its share
+  // Since the last judgement. Used: by all processes of the share, at most so much at once.
+  uint64_t waited_ns, stopped_ns, held_ns, used_ns, longest_ns;
   uint64_t excused_ns;  // so much of its next waits does not count
   int64_t lacking_ns;   // waits beyond those that its turns explain; negative: yet to come
 } allot_waits;
