@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A signal's handler jumps out of a call while the thread is in the driver: what the thread calls
 // afterwards is charged.
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #include "host.h"
 

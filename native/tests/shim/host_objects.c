@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // VMM, arrays, modules and graphs: what they hold of a GPU is charged once and given back.
+#include <pthread.h>
+#include <sys/mman.h>
+
 #include "host.h"
 
 #define CONTEXT context_cost()
@@ -380,9 +383,9 @@ static void *call_and_wait(void *argument) {
 
 // Others make and leave contexts meanwhile: no lock is held.
 static void wait_beside_others(CUresult (*call)(void)) {
-  waiter of = {.call = call, .context = start_on(0)};
   simulation.machine->faults.release_us = 600 * 1000000u;
   be_killed_with(limit_of(0) - 2 * CONTEXT - 2 * MIB);
+  waiter of = {.call = call, .context = start_on(0)};
   pthread_t thread;
   OK(pthread_create(&thread, NULL, call_and_wait, &of));
   for (int i = 0; i < 200; i++) {
@@ -394,11 +397,11 @@ static void wait_beside_others(CUresult (*call)(void)) {
   simulation.machine->faults.release_us = 0;
   OK(pthread_join(thread, NULL));
   OK(of.result);
-  AGREE();
 }
 
 static void others_go_on_while_a_context_waits_for_memory(void) {
   wait_beside_others(create_context);
+  AGREE();
 }
 
 static void others_go_on_while_a_limit_waits_for_memory(void) {
