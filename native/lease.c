@@ -38,7 +38,7 @@
 #define TURNS_NS (40 * MILLISECOND)
 // A share that gets less than one part in so many of its fraction is robbed.
 #define FAIR_PARTS 4u
-#define LONGEST_DEBT_NS (600000ull * MILLISECOND)
+#define LONGEST_EXPLAINED_NS (600000ull * MILLISECOND)
 #define SHORT_GAP_PARTS 8u
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
@@ -534,8 +534,9 @@ static int64_t take_off(int64_t from, int64_t what) {
 
 // The waits that a turn explains.
 static int64_t explained_by(uint64_t turn_ns, uint64_t fraction) {
-  turn_ns = at_most(turn_ns, LONGEST_DEBT_NS) * (FAIR_PARTS * ALLOT_WHOLE - fraction) / fraction;
-  return (int64_t)at_most(turn_ns, LONGEST_DEBT_NS);
+  turn_ns =
+      at_most(turn_ns, LONGEST_EXPLAINED_NS) * (FAIR_PARTS * ALLOT_WHOLE - fraction) / fraction;
+  return (int64_t)at_most(turn_ns, LONGEST_EXPLAINED_NS);
 }
 
 // While it has work, a share that is owed the fraction f of the device waits for (1 - f) / f of the

@@ -87,7 +87,7 @@ static outcome steal(unsigned claimed_ms, unsigned period_ms, bool has_third, ui
 
 // However it spreads what it leaves: less than a quarter of the part is too little.
 static void a_thief_is_known_whatever_it_leaves(void) {
-  static const unsigned patterns[][2] = {{20, 20}, {9980, 10000}, {980, 1000}, {95, 100}, {19, 20}};
+  static const unsigned patterns[][2] = {{20, 20}, {9980, 10000}, {95, 100}};
   for (unsigned i = 0; i < sizeof patterns / sizeof *patterns; i++) {
     const outcome seen = steal(patterns[i][0], patterns[i][1], false, 60);
     CHECK(seen.after_ms > 0, "%u of %u ms", patterns[i][0], patterns[i][1]);
@@ -96,9 +96,9 @@ static void a_thief_is_known_whatever_it_leaves(void) {
 
 // Two shares of equal weight: the victim keeps more than an eighth of the device.
 static void a_share_with_a_quarter_of_its_part_believes(void) {
-  const outcome seen = steal(40, 50, false, 40);
+  const outcome seen = steal(40, 50, false, 20);
   CHECK(seen.after_ms == 0, "after %llu ms", (unsigned long long)seen.after_ms);
-  CHECK(seen.turns_ms >= 40000 / 8, "%llu ms", (unsigned long long)seen.turns_ms);
+  CHECK(seen.turns_ms >= 20000 / 8, "%llu ms", (unsigned long long)seen.turns_ms);
 }
 
 static void the_thief_is_blamed_and_not_who_is_robbed_too(void) {
@@ -208,33 +208,33 @@ static void compute_side_by_side(program *first, program *second, uint64_t secon
 // Whose processor time is limited is stopped for nine tenths of the time, and loses its turns while
 // it is. Neither is its neighbour's fault.
 static void a_throttled_share_and_its_neighbour_believe_each_other(void) {
-  static const unsigned limits[][2] = {{10, 100}, {30, 100}, {2, 10}};
+  static const unsigned limits[][2] = {{10, 100}, {2, 10}};
   for (unsigned i = 0; i < sizeof limits / sizeof *limits; i++) {
     program slow = {.guarantee = 5000, .kernel_ms = 1, .awake_ms = limits[i][0]};
     slow.period_ms = limits[i][1];
     program quick = {.guarantee = 5000, .kernel_ms = 1};
-    compute_side_by_side(&slow, &quick, 30);
-    if (slow.period_ms == 100) CHECK(part_of(&slow, 30) >= 0.8 * slow.awake_ms);
-    CHECK(part_of(&quick, 30) >= 12.5);
+    compute_side_by_side(&slow, &quick, 15);
+    if (slow.period_ms == 100) CHECK(part_of(&slow, 15) >= 0.8 * slow.awake_ms);
+    CHECK(part_of(&quick, 15) >= 12.5);
   }
 }
 
 static void long_kernels_are_no_theft(void) {
   program usual = {.guarantee = 5000, .kernel_ms = 1};
   program slow = {.guarantee = 5000, .kernel_ms = 900};
-  compute_side_by_side(&usual, &slow, 30);
-  CHECK(part_of(&usual, 30) >= 45);
+  compute_side_by_side(&usual, &slow, 15);
+  CHECK(part_of(&usual, 15) >= 45);
   // It leaves gaps, in which a long kernel begins.
   program waits = {.guarantee = 7500, .kernel_ms = 1, .gap_ms = 1};
   slow = (program){.guarantee = 2500, .kernel_ms = 900};
-  compute_side_by_side(&waits, &slow, 30);
+  compute_side_by_side(&waits, &slow, 15);
 }
 
-// After a kernel of two seconds, two minutes pass before its next.
+// After a kernel of two seconds, 38 pass before its next.
 static void a_small_part_of_long_kernels_is_waited_for(void) {
   program small = {.guarantee = 500, .kernel_ms = 2000};
   program large = {.guarantee = 9500, .kernel_ms = 1};
-  compute_side_by_side(&small, &large, 90);
+  compute_side_by_side(&small, &large, 30);
 }
 
 // ---- messages ----
