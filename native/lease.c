@@ -36,6 +36,10 @@
 // own.
 #define STARVED_NS (10000 * MILLISECOND)
 #define TURNS_NS (40 * MILLISECOND)
+// A share that gets less than one part in so many of its fraction is robbed.
+#define FAIR_PARTS 4u
+#define LONGEST_EXPLAINED_NS (600000ull * MILLISECOND)
+#define SHORT_GAP_PARTS 8u
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
 
@@ -310,38 +314,106 @@ void lease_keep_seat(allot_leases *leases, uint64_t now_ns) {
   lease_settle(leases, &moved, 1);
 }
 
-// A turn that was taken from the share is not what it waited for: a thief leaves such.
-static void note_turns(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+// ---- waits ----
+
+static bool is_other_seat(const allot_leases *leases, int seat) {
+  return seat >= 0 && seat < (int)ALLOT_SEATS && seat != leases->seat;
+}
+
+static void note_wait(allot_leases *leases, uint64_t from_ns, uint64_t until_ns) {
+  allot_waits *waits = &leases->waits;
+  // A process that was stopped loses its turns rightly.
+  const uint64_t promised = leases->promised_ns > from_ns ? leases->promised_ns : from_ns;
+  const uint64_t waited = since(at_most(promised, until_ns), from_ns);
+  const uint64_t excused = at_most(waits->excused_ns, waited), counted = waited - excused;
+  waits->stopped_ns += since(until_ns, promised);
+  waits->excused_ns -= excused;
+  waits->waited_ns += counted;
+  if (is_other_seat(leases, waits->author)) leases->others[waits->author].delayed_ns += counted;
+  if (is_other_seat(leases, waits->holder) && waits->holder != waits->author) {
+    leases->others[waits->holder].delayed_ns += counted;
+  }
+}
+
+// What has passed since the last decision, after which things stood as `waits` says.
+static void note_turn(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  allot_waits *waits = &leases->waits;
+  if (leases->place < 0) return;
   const allot_seat_state *own = &state->seats[leases->seat];
-  bool holds = state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES;
-  uint64_t ended = own->leases - own->evictions - (holds ? 1 : 0);
-  if (ended != leases->turns_ended) leases->waited_ns = 0;
-  leases->turns_ended = ended;
-  bool waits = leases->place >= 0 && state->places[leases->place].state == ALLOT_PLACE_WAITING;
-  if (!waits) leases->checked_ns = 0;
-  if (waits && leases->checked_ns == 0) leases->checked_ns = now_ns;
+  const bool holds = state->holder == leases->place;
+  const bool is_ours = state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES;
+  uint64_t turn_ns = now_ns;
+  if (waits->holds) {
+    turn_ns = waits->seen_ns;
+  } else if (holds) {
+    turn_ns = at_most(now_ns, state->granted_ns);
+    if (turn_ns < waits->seen_ns) turn_ns = waits->seen_ns;
+  }
+  if (waits->waits) note_wait(leases, waits->seen_ns, turn_ns);
+  if (waits->seen_ns != 0) {
+    const uint64_t used = since(own->used_ns, waits->charged_ns);
+    waits->held_ns += since(now_ns, turn_ns);
+    waits->used_ns += used;
+    if (used > waits->longest_ns) waits->longest_ns = used;
+  }
+  uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
+  waits->seen_ns = now_ns;
+  waits->waits = state->places[leases->place].state == ALLOT_PLACE_WAITING && !is_ours &&
+                 own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED);
+  waits->holds = holds;
+  waits->author = leases->author;
+  waits->holder = state->holder < 0 ? -1 : state->places[state->holder].seat;
+  waits->charged_ns = own->used_ns;
+}
+
+// A program that leaves the device idle finds a launch of another that cannot be taken back: that
+// wait is its own, up to the longest that is not evicted. Over short gaps it keeps the device.
+static void excuse_wait(allot_leases *leases) {
+  bool keeps = leases->gap_ns * SHORT_GAP_PARTS <= leases->burst_ns;
+  leases->waits.excused_ns = keeps ? 0 : OVERRUN_NS;
 }
 
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
                 allot_lease *lease) {
-  for (int i = 0; i < count; i++) {
-    leases->waited_ns -= at_most(leases->waited_ns, events[i].used_ns);
-  }
   // Drawn before the decision: whatever is decided later is told later.
   uint32_t ticket = load(&leases->file->heads[leases->place].wake);
   outcome done = settle(leases, events, count);
   describe(leases, done.state, ticket, now_ns, lease);
+  note_turn(leases, done.state, now_ns);
   leases->promised_ns = lease->retry_ns;
-  note_turns(leases, done.state, now_ns);
+}
+
+// A waiter that was stopped may have been given the lease and lost it: until it asks anew it is
+// passed over.
+static bool has_missed_turns(const allot_leases *leases, uint64_t now_ns) {
+  const uint64_t root = load(&leases->file->root);
+  const allot_place_state *own = &buffer_of(leases, root)->state.places[leases->place];
+  return ALLOT_ROOT_HOLDER(root) != leases->place &&
+         __atomic_load_n(&own->state, __ATOMIC_RELAXED) == ALLOT_PLACE_WAITING &&
+         now_ns > leases->promised_ns + ALLOT_STOPPED_NS;
+}
+
+// Returns how many events they are: at most two.
+static int ask(const allot_leases *leases, uint64_t now_ns, allot_event events[2]) {
+  int count = 0;
+  if (has_missed_turns(leases, now_ns)) {
+    events[count++] = (allot_event){.kind = ALLOT_EVENT_RELEASE,
+                                    .place = leases->place,
+                                    .burst_ns = leases->burst_ns,
+                                    .gap_ns = leases->gap_ns,
+                                    .now_ns = now_ns};
+  }
+  events[count++] = (allot_event){.kind = ALLOT_EVENT_WANT,
+                                  .place = leases->place,
+                                  .launch_ns = leases->launch_ns,
+                                  .now_ns = now_ns};
+  return count;
 }
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+  allot_event events[2];
   lease_keep_seat(leases, now_ns);
-  allot_event event = {.kind = ALLOT_EVENT_WANT,
-                       .place = leases->place,
-                       .launch_ns = leases->launch_ns,
-                       .now_ns = now_ns};
-  act(leases, &event, 1, now_ns, lease);
+  act(leases, events, ask(leases, now_ns, events), now_ns, lease);
 }
 
 void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
@@ -374,6 +446,7 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
        .now_ns = now_ns},
   };
   act(leases, events, wants_more ? 2 : 1, now_ns, lease);
+  if (!wants_more) excuse_wait(leases);
   // Places of the dead would make a process that is alone believe that it is not.
   if (!lease->alone && since(now_ns, leases->reaped_ns) > REAP_NS) {
     leases->reaped_ns = now_ns;
@@ -430,31 +503,75 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
   return true;
 }
 
-// Has this place waited longer than any turns of the others can explain? Then the word on the lease
-// that counted is not believed.
-static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
-  uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
-  uint32_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
-  bool may_wait = fraction == 0 || state->seats[leases->seat].blocked != 0 ||
-                  (terms & ALLOT_TERMS_SUSPENDED) || leases->seat == (int)ALLOT_SEAT_UNBOOKED;
-  if (leases->checked_ns != 0) {
-    uint64_t slept = since(now_ns, leases->checked_ns);
-    // A process that was stopped loses its turns rightly.
-    bool was_stopped = slept > LONGEST_SLEEP_NS + ALLOT_STOPPED_NS;
-    leases->waited_ns = was_stopped ? since(leases->waited_ns, slept) : leases->waited_ns + slept;
-    leases->checked_ns = now_ns;
-  }
-  if (may_wait) leases->waited_ns = 0;
-  uint64_t longest = STARVED_NS + TURNS_NS * ALLOT_WHOLE / (fraction > 0 ? fraction : 1);
+// How long turns may last to be worth the moves of memory before them.
+static uint64_t longest_moved_turns(const allot_leases *leases, const allot_lease_state *state) {
+  uint64_t longest = 0;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    uint64_t move_ns = state->seats[seat].move_ns;
-    if (load(&leases->contract->seats[seat].terms) & ALLOT_TERMS_OVERSUBSCRIBED) {
-      longest += (move_ns < LONGEST_OVERRUN_NS ? move_ns : LONGEST_OVERRUN_NS) * 2;
-    }
+    if (!(load(&leases->contract->seats[seat].terms) & ALLOT_TERMS_OVERSUBSCRIBED)) continue;
+    longest += at_most(state->seats[seat].move_ns, LONGEST_OVERRUN_NS) * 2;
   }
-  if (leases->waited_ns < longest) return;
-  leases->waited_ns = 0;
-  neighbours_distrust(leases, leases->author, now_ns);
+  return longest;
+}
+
+// Whoever delayed this process most is not believed.
+static void blame(allot_leases *leases, uint64_t now_ns) {
+  int most = -1;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const uint64_t delayed = leases->others[seat].delayed_ns;
+    if (delayed > 0 && (most < 0 || delayed > leases->others[most].delayed_ns)) most = seat;
+  }
+  if (most >= 0) neighbours_distrust(leases, most, now_ns);
+}
+
+static void forget_waits(allot_leases *leases) {
+  if (leases->waits.lacking_ns > 0) leases->waits.lacking_ns = 0;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) leases->others[seat].delayed_ns = 0;
+}
+
+static int64_t take_off(int64_t from, int64_t what) {
+  return from > what ? from - what : 0;
+}
+
+// The waits that a turn explains.
+static int64_t explained_by(uint64_t turn_ns, uint64_t fraction) {
+  turn_ns =
+      at_most(turn_ns, LONGEST_EXPLAINED_NS) * (FAIR_PARTS * ALLOT_WHOLE - fraction) / fraction;
+  return (int64_t)at_most(turn_ns, LONGEST_EXPLAINED_NS);
+}
+
+// While it has work, a share that is owed the fraction f of the device waits for (1 - f) / f of the
+// time of its turns. It is content with f / FAIR_PARTS. Waits beyond that add up, and so do waits
+// without turns.
+static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  allot_waits *waits = &leases->waits;
+  const uint64_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
+  const uint64_t waited = waits->waited_ns, stopped = waits->stopped_ns;
+  // Time that it held the device and left idle is its own, and so is work that ran on afterwards.
+  const uint64_t got = waits->held_ns > waits->used_ns ? waits->held_ns : waits->used_ns;
+  const uint64_t longest_ns = waits->longest_ns;
+  waits->waited_ns = waits->stopped_ns = 0;
+  waits->held_ns = waits->used_ns = waits->longest_ns = 0;
+  if (fraction == 0 || leases->seat == (int)ALLOT_SEAT_UNBOOKED) {
+    forget_waits(leases);
+    return;
+  }
+  int64_t lacking = waits->lacking_ns;
+  if (lacking > 0) lacking = take_off(lacking, explained_by(got, fraction));
+  // Turns are not saved up. Only a long kernel explains the wait after it, which may be long too.
+  const int64_t yet = explained_by(longest_ns, fraction);
+  if (lacking <= 0 && lacking > -yet) lacking = -yet;
+  lacking += (int64_t)waited;
+  if (lacking > 0) lacking = take_off(lacking, (int64_t)stopped);
+  waits->lacking_ns = lacking;
+  if (lacking <= 0) {
+    forget_waits(leases);
+    return;
+  }
+  const uint64_t longest =
+      STARVED_NS + TURNS_NS * ALLOT_WHOLE / fraction + longest_moved_turns(leases, state);
+  if ((uint64_t)lacking < longest) return;
+  blame(leases, now_ns);
+  forget_waits(leases);
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
@@ -468,14 +585,6 @@ void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease
     events[count++] = (allot_event){
         .kind = ALLOT_EVENT_EVICT, .place = state.holder, .epoch = state.epoch, .now_ns = now_ns};
   }
-  // A waiter that was stopped may have been given the lease and lost it: it asks anew.
-  if (state.holder != leases->place && now_ns > leases->promised_ns + ALLOT_STOPPED_NS) {
-    events[count++] =
-        (allot_event){.kind = ALLOT_EVENT_RELEASE, .place = leases->place, .now_ns = now_ns};
-  }
-  events[count++] = (allot_event){.kind = ALLOT_EVENT_WANT,
-                                  .place = leases->place,
-                                  .launch_ns = leases->launch_ns,
-                                  .now_ns = now_ns};
+  count += ask(leases, now_ns, &events[count]);
   act(leases, events, count, now_ns, lease);
 }

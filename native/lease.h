@@ -256,8 +256,23 @@ typedef struct allot_neighbour {
   uint32_t suspicions;
   uint64_t counted_ns;  // since when its messages are counted,
   uint32_t counted;     // and what it had told us then
+  uint64_t delayed_ns;  // waits of this process in which it had the lease, or said who has
   bool is_ignored;      // damaged or not believed: no process waits for its messages
 } allot_neighbour;
+
+// How long this process waits, and what its share gets: lease.c judges by that whether another
+// share steals turns.
+typedef struct allot_waits {
+  uint64_t seen_ns;  // the newest decision, and how things stood then:
+  bool waits;        // for a turn that its ceiling allows
+  bool holds;
+  int author, holder;   // seats; -1: none
+  uint64_t charged_ns;  // to its share
+  // Since the last judgement. Used: by all processes of the share, at most so much at once.
+  uint64_t waited_ns, stopped_ns, held_ns, used_ns, longest_ns;
+  uint64_t excused_ns;  // so much of its next waits does not count
+  int64_t lacking_ns;   // waits beyond those that its turns explain; negative: yet to come
+} allot_waits;
 
 typedef struct allot_leases {
   const allot_contract *contract;
@@ -268,12 +283,10 @@ typedef struct allot_leases {
   void *place_map;       // keeps the description that holds the place's lock
   void *life_map;        // and the one by which other shares see that its process lives
   uint64_t reaped_ns;    // when dead processes' places were last looked for
-  uint64_t waited_ns;    // waited without a turn that the share ended itself, less what it computed
-  uint64_t checked_ns;   // until when its wait is counted; 0: it does not wait
-  uint64_t turns_ended;  // turns that its share ended itself
   uint64_t promised_ns;  // when it was to look again at the latest
-  bool is_settling;      // a decision was published that its caller does not know yet
-  int author;            // the seat whose word on the lease counts; -1: this one
+  allot_waits waits;
+  bool is_settling;  // a decision was published that its caller does not know yet
+  int author;        // the seat whose word on the lease counts; -1: this one
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
   int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share

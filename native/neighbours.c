@@ -117,7 +117,7 @@ static void forget(allot_neighbour *other) {
   if (file != NULL) munmap((void *)(uintptr_t)file, sizeof *file);
   other->facts = (allot_seat_facts){0};
   other->serial = other->skipped_ns = other->ended_root = other->distrusted_ns = 0;
-  other->counted_ns = 0;
+  other->counted_ns = other->delayed_ns = 0;
   other->suspicions = 0;
 }
 

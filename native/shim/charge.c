@@ -60,11 +60,52 @@ bool charge_last_try(process *own, int device, uint64_t bytes) {
   return reserve(own, device, bytes);  // counts the refusal
 }
 
-bool charge_acquire(process *own, int device, uint64_t bytes) {
+bool charge_now(process *own, int device, uint64_t bytes) {
   if (LIKELY(charge_try(own, device, bytes))) return true;
   pools_settle(own, device);
   graphs_settle(own, device);
-  return charge_last_try(own, device, bytes);
+  return charge_try(own, device, bytes);
+}
+
+bool charge_acquire(process *own, int device, uint64_t bytes) {
+  return LIKELY(charge_now(own, device, bytes)) || charge_last_try(own, device, bytes);
+}
+
+bool reservation_try(reservation *needed, uint64_t bytes) {
+  if (bytes <= needed->bytes) return true;
+  if (!charge_now(needed->own, needed->device, bytes - needed->bytes)) {
+    needed->wanted = bytes;
+    return false;
+  }
+  needed->bytes = bytes;
+  return true;
+}
+
+CUresult reservation_called(reservation *needed, CUresult result) {
+  needed->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
+  return result;
+}
+
+void reservation_keep(reservation *needed) {
+  needed->bytes = 0;
+}
+
+bool reservation_goes_on(reservation *needed) {
+  const uint64_t wanted = needed->wanted;
+  const bool was_short = needed->is_short;
+  needed->wanted = 0;
+  needed->is_short = false;
+  if (wanted > needed->bytes) {
+    if (!charge_acquire(needed->own, needed->device, wanted - needed->bytes)) return false;
+    needed->bytes = wanted;
+    return true;
+  }
+  return was_short && dead_may_be_freed(needed->own, needed->device, &needed->left);
+}
+
+void reservation_end(reservation *needed) {
+  charge_release(needed->own, needed->device, needed->bytes);
+  needed->bytes = 0;
 }
 
 void charge_force(process *own, int device, uint64_t bytes) {

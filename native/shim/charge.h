@@ -3,6 +3,7 @@
 #ifndef ALLOTMENT_SHIM_CHARGE_H
 #define ALLOTMENT_SHIM_CHARGE_H
 
+#include "dead.h"
 #include "process.h"
 
 #define CHARGE_GRANULE (2 * MIB) /* the driver takes memory from a GPU in pages of this size */
@@ -10,7 +11,10 @@
 // Reserves under the limit. False: refused; what pools and dead processes still held was given
 // back first. Not with a pool's or graph's lock held.
 bool charge_acquire(process *own, int device, uint64_t bytes);
-// The same without any attempt to make room, and without counting a refusal.
+// The same without waiting, and without counting a refusal: what dead processes hold is not waited
+// for.
+bool charge_now(process *own, int device, uint64_t bytes);
+// The same without any attempt to make room.
 bool charge_try(process *own, int device, uint64_t bytes);
 // Counts a refusal that charge_try left out, unless there is room by now: then it reserves.
 bool charge_last_try(process *own, int device, uint64_t bytes);
@@ -19,6 +23,29 @@ void charge_force(process *own, int device, uint64_t bytes);
 void charge_release(process *own, int device, uint64_t bytes);
 // From a reservation to what it turned out to be; a growth is not refused.
 void charge_correct(process *own, int device, uint64_t reserved, uint64_t actual);
+
+// What a call needs that holds a lock: it is waited for without the lock, and all is tried anew.
+//
+//   do { lock; if (reservation_try(...)) result = reservation_called(..., driver's call); unlock; }
+//   while (reservation_goes_on(...));
+//   reservation_end(...);
+typedef struct reservation {
+  process *own;
+  int device;
+  uint64_t bytes;   // reserved
+  uint64_t wanted;  // more than that: it did not fit
+  bool is_short;    // the driver had no memory
+  patience left;
+} reservation;
+// With the lock. Does it have so many bytes?
+bool reservation_try(reservation *needed, uint64_t bytes);
+CUresult reservation_called(reservation *needed, CUresult result);
+// The bytes are a record's from here on.
+void reservation_keep(reservation *needed);
+// Without the lock. Is it to be tried anew? Waits before it says yes.
+bool reservation_goes_on(reservation *needed);
+// Gives back what was not kept.
+void reservation_end(reservation *needed);
 
 // Says of `bytes` of what is charged that they are (or, negative, no longer are) a context's.
 void charge_note_context(process *own, int device, int64_t bytes);

@@ -64,10 +64,10 @@ static uint64_t key_of(const target *at, CUlimit limit) {
   return (uint64_t)(uintptr_t)at->context ^ (uint64_t)(limit + 1) << 56;
 }
 
-// `is_short`: the driver had no memory for it.
-static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, size_t value,
-                                 bool *is_short) {
+static CUresult set_memory_limit(const target *at, CUlimit limit, size_t value,
+                                 reservation *needed) {
   limit_cost cost;
+  process *own = at->own;
   if (!find_cost(at, limit, &cost)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   record before = {.bytes = 0};
   bool existed = records_find(&own->records, SPACE_LIMIT, key_of(at, limit), &before);
@@ -79,16 +79,12 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
     uint64_t whole = round_up(multiply(value, cost.unit), CHARGE_GRANULE);
     after.bytes = whole == UINT64_MAX ? whole : whole - cost.included * cost.unit;
   }
-  uint64_t old = existed ? before.bytes : 0;
-  if (after.bytes > old && !charge_acquire(own, at->device, after.bytes - old)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  *is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
-  if (result != CUDA_SUCCESS) {
-    if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
-    return result;
-  }
+  uint64_t old = existed ? before.bytes : 0, more = after.bytes > old ? after.bytes - old : 0;
+  if (!reservation_try(needed, more)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = reservation_called(needed, DRIVER(REAL(cuCtxSetLimit)(limit, value)));
+  if (result != CUDA_SUCCESS) return result;
+  charge_release(own, at->device, needed->bytes - more);
+  reservation_keep(needed);
   // Without memory for the record the larger charge stays until the process ends.
   bool kept = records_keep(&own->records, &after);
   if (after.bytes < old && !kept) return result;
@@ -99,18 +95,18 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
 
 CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   if (is_hint(limit) || !governed()) return REAL(cuCtxSetLimit)(limit, value);
+  UNCANCELLED;
   target at;
   CUresult refusal = target_current(&at);
   if (refusal != CUDA_SUCCESS) return refusal;
   if (at.context == NULL) return DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  patience left = {0};
-  bool is_short;
+  reservation needed = {.own = at.own, .device = at.device};
   CUresult result;
   do {
-    is_short = false;
     process_lock(&at.own->context_lock);
-    result = set_memory_limit(at.own, &at, limit, value, &is_short);
+    result = set_memory_limit(&at, limit, value, &needed);
     process_unlock(&at.own->context_lock);
-  } while (is_short && dead_may_be_freed(at.own, at.device, &left));
+  } while (reservation_goes_on(&needed));
+  reservation_end(&needed);
   return result;
 }

@@ -81,59 +81,40 @@ static void give_back_context(process *own, CUcontext context) {
 
 typedef struct creation {
   target at;
-  uint64_t reserved;
+  reservation needed;
+  uint64_t bytes;    // what it is charged
+  bool is_estimate;  // to be measured
   bool is_measured;
-  bool is_short;  // the driver had no memory for it
   uint64_t before;
-  patience left;
 } creation;
 
-static CUresult creation_begin(creation *made, CUdevice ordinal) {
-  made->is_measured = false;
+static CUresult creation_of(creation *made, CUdevice ordinal) {
+  *made = (creation){.is_estimate = false};
   CUresult refusal = target_device(&made->at, ordinal);
   if (refusal != CUDA_SUCCESS) return refusal;
-  process *own = made->at.own;
-  made->reserved = own->policies[made->at.device]->context_bytes;
-  if (made->reserved == 0) {
-    made->reserved = UNKNOWN_CONTEXT_BYTES;
-    made->is_measured = measure_process_bytes(own, made->at.device, &made->before);
-  }
-  bool fits = charge_acquire(own, made->at.device, made->reserved);
-  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  made->needed = (reservation){.own = made->at.own, .device = made->at.device};
+  made->bytes = made->at.own->policies[made->at.device]->context_bytes;
+  made->is_estimate = made->bytes == 0;
+  if (made->is_estimate) made->bytes = UNKNOWN_CONTEXT_BYTES;
+  return CUDA_SUCCESS;
 }
 
-static void creation_undo(creation *made) {
-  charge_release(made->at.own, made->at.device, made->reserved);
+static bool creation_begin(creation *made) {
+  if (!reservation_try(&made->needed, made->bytes)) return false;
+  made->is_measured =
+      made->is_estimate && measure_process_bytes(made->at.own, made->at.device, &made->before);
+  return true;
 }
 
-// What the driver's call returned.
-static CUresult creation_called(creation *made, CUresult result) {
-  made->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
-  return result;
-}
-
-// Is it to be tried anew? Without the lock: contexts that go meanwhile make room.
-static bool creation_goes_on(creation *made) {
-  bool was_short = made->is_short;
-  made->is_short = false;
-  return was_short && dead_may_be_freed(made->at.own, made->at.device, &made->left);
-}
-
-// Replaces the estimate by what the driver says. False: that does not fit.
+// Replaces the estimate by what the driver says. False: that does not fit. What it wants is known
+// then, and waited for before it is tried anew.
 static bool creation_measure(creation *made) {
   uint64_t after;
   process *own = made->at.own;
   if (!made->is_measured || !measure_process_bytes(own, made->at.device, &after)) return true;
   if (after <= made->before || after - made->before > 4096 * MIB) return true;  // not the context
-  uint64_t actual = after - made->before;
-  if (actual > made->reserved && !charge_acquire(own, made->at.device, actual - made->reserved)) {
-    return false;
-  }
-  if (actual < made->reserved) {
-    charge_release(own, made->at.device, made->reserved - actual);
-  }
-  made->reserved = actual;
-  return true;
+  made->bytes = after - made->before;
+  return reservation_try(&made->needed, made->bytes);
 }
 
 static bool creation_keep(creation *made, CUcontext context) {
@@ -141,7 +122,7 @@ static bool creation_keep(creation *made, CUcontext context) {
   if (!creation_measure(made)) return false;
   record added = {.space = SPACE_CONTEXT,
                   .key = (uint64_t)(uintptr_t)context,
-                  .bytes = made->reserved,
+                  .bytes = made->bytes,
                   .count = (uint32_t)made->at.ordinal,
                   .device = (int16_t)made->at.device};
   record displaced;
@@ -150,36 +131,35 @@ static bool creation_keep(creation *made, CUcontext context) {
   compute_resume(own, context);
   give_back_context(own, context);  // of one that went without our knowing
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
-  charge_note_context(own, made->at.device, (int64_t)made->reserved);
+  charge_release(own, made->at.device, made->needed.bytes - made->bytes);
+  reservation_keep(&made->needed);
+  charge_note_context(own, made->at.device, (int64_t)made->bytes);
   dead_note_listed(own, made->at.device);
   return true;
 }
 
 static CUresult finish_explicit(creation *made, CUresult result, const CUcontext *context) {
-  if (result == CUDA_SUCCESS && !creation_keep(made, *context)) {
-    DRIVER(REAL(cuCtxDestroy_v2)(*context));
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (result != CUDA_SUCCESS) creation_undo(made);
-  return result;
+  reservation_called(&made->needed, result);
+  if (result != CUDA_SUCCESS || creation_keep(made, *context)) return result;
+  DRIVER(REAL(cuCtxDestroy_v2)(*context));
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define CREATE_CONTEXT(device, context, call)             \
-  do {                                                    \
-    process *own = process_attach();                      \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;  \
-    creation made = {.reserved = 0};                      \
-    CUresult result;                                      \
-    do {                                                  \
-      process_lock(&own->context_lock);                   \
-      result = creation_begin(&made, device);             \
-      if (result == CUDA_SUCCESS) {                       \
-        result = creation_called(&made, DRIVER(call));    \
-        result = finish_explicit(&made, result, context); \
-      }                                                   \
-      process_unlock(&own->context_lock);                 \
-    } while (creation_goes_on(&made));                    \
-    return result;                                        \
+#define CREATE_CONTEXT(device, context, call)                                        \
+  do {                                                                               \
+    UNCANCELLED;                                                                     \
+    creation made;                                                                   \
+    CUresult result = creation_of(&made, device);                                    \
+    if (result != CUDA_SUCCESS) return result;                                       \
+    pthread_mutex_t *lock = &made.at.own->context_lock;                              \
+    do {                                                                             \
+      process_lock(lock);                                                            \
+      result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), context) \
+                                     : CUDA_ERROR_OUT_OF_MEMORY;                     \
+      process_unlock(lock);                                                          \
+    } while (reservation_goes_on(&made.needed));                                     \
+    reservation_end(&made.needed);                                                   \
+    return result;                                                                   \
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
@@ -301,13 +281,13 @@ static CUresult with_primary_locked(process *own, creation *made, CUdevice ordin
   bool active = is_active(ordinal);
   if (active && own->primaries[ordinal] != NULL) return call(ordinal, arguments);
   if (!active) forget_primary(own, ordinal);
-  CUresult result = creation_begin(made, ordinal);
-  if (result != CUDA_SUCCESS) return result;
-  result = creation_called(made, call(ordinal, arguments));
-  if (result != CUDA_SUCCESS) {
-    creation_undo(made);
-    return result;
+  if (made->at.own == NULL) {
+    CUresult refusal = creation_of(made, ordinal);
+    if (refusal != CUDA_SUCCESS) return refusal;
   }
+  if (!creation_begin(made)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = reservation_called(&made->needed, call(ordinal, arguments));
+  if (result != CUDA_SUCCESS) return result;
   CUcontext primary = context != NULL ? *context : NULL;
   if (primary == NULL &&
       DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
@@ -315,7 +295,6 @@ static CUresult with_primary_locked(process *own, creation *made, CUdevice ordin
   }
   if (!creation_keep(made, primary)) {
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
-    creation_undo(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   own->primaries[ordinal] = primary;
@@ -324,13 +303,15 @@ static CUresult with_primary_locked(process *own, creation *made, CUdevice ordin
 
 static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call, void *arguments,
                              CUcontext *context) {
-  creation made = {.reserved = 0};
+  UNCANCELLED;
+  creation made = {.is_estimate = false};
   CUresult result;
   do {
     process_lock(&own->context_lock);
     result = with_primary_locked(own, &made, ordinal, call, arguments, context);
     process_unlock(&own->context_lock);
-  } while (creation_goes_on(&made));
+  } while (reservation_goes_on(&made.needed));
+  reservation_end(&made.needed);
   return result;
 }
 

@@ -2,7 +2,19 @@
 // The driver's functions that the shim calls but does not wrap.
 #include "driver.h"
 
-__thread unsigned driver_depth __attribute__((tls_model("initial-exec")));
+__thread driver_entry *driver_inside __attribute__((tls_model("initial-exec")));
+
+// Stacks grow downwards: a frame that this function was not called from lies below it, or other
+// frames have taken its place.
+__attribute__((noinline)) SHIM_EARLY bool driver_calls_back(void) {
+  const driver_entry *entry = driver_inside;
+  if ((uintptr_t)entry > (uintptr_t)__builtin_frame_address(0) &&
+      __atomic_load_n(&entry->self, __ATOMIC_RELAXED) == ENTRY_SELF(entry)) {
+    return true;
+  }
+  driver_inside = NULL;
+  return false;
+}
 
 static const char *const names[USED_COUNT] = {
 #define DRIVER_FUNCTION(name) [USED_##name] = #name,

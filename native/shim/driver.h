@@ -18,13 +18,38 @@
 #define CUDA_WRAPPER(name, parameters) WRAPPER(CUresult, name, parameters)
 #define NVML_WRAPPER(name, parameters) WRAPPER(nvmlReturn_t, name, parameters)
 
-// More than zero while this thread is in the driver on the shim's behalf: a driver that calls its
+// A call of the driver on the shim's behalf, in the frame that makes it. A driver that calls its
 // own exported functions comes through here again, and is not charged twice.
-extern __thread unsigned driver_depth __attribute__((tls_model("initial-exec")));
+//
+// A signal's handler may jump out of such a call (siglongjmp). So the entry counts only while its
+// frame is there: what is left of it after a jump says nothing.
+typedef struct driver_entry {
+  uintptr_t self;  // names the entry itself, until it is left
+  struct driver_entry *outer;
+} driver_entry;
+
+// The innermost of this thread; NULL: it is not in the driver.
+extern __thread driver_entry *driver_inside __attribute__((tls_model("initial-exec")));
+
+#define ENTRY_SELF(entry) ((uintptr_t)(entry) ^ UINTPTR_MAX)
+
+static inline void driver_enter(driver_entry *entry) {
+  entry->outer = driver_inside;
+  __atomic_store_n(&entry->self, ENTRY_SELF(entry), __ATOMIC_RELAXED);
+  driver_inside = entry;
+}
+
+static inline void driver_leave(driver_entry *entry) {
+  driver_inside = entry->outer;
+  __atomic_store_n(&entry->self, 0, __ATOMIC_RELAXED);
+}
+
+// Is the innermost entry's frame one of those below the caller's? Forgets it if not.
+bool driver_calls_back(void);
 
 // Does this call concern the share? If not, it is the driver's alone.
 static inline bool governed(void) {
-  return share_present() && driver_depth == 0;
+  return share_present() && (LIKELY(driver_inside == NULL) || !driver_calls_back());
 }
 
 // The driver's own function behind an owned entry.
@@ -87,9 +112,10 @@ void *driver_function_address(driver_function function);
 // Runs an expression that calls the driver.
 #define DRIVER(call)            \
   ({                            \
-    driver_depth++;             \
+    driver_entry entry_;        \
+    driver_enter(&entry_);      \
     __auto_type result_ = call; \
-    driver_depth--;             \
+    driver_leave(&entry_);      \
     result_;                    \
   })
 

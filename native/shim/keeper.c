@@ -229,7 +229,8 @@ static void *keep(void *context) {
   pthread_setname_np(pthread_self(), "allotment");
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   DRIVER(USED(cuThreadExchangeStreamCaptureMode)(&mode));
-  driver_depth++;
+  driver_entry always;
+  driver_enter(&always);
   while (!keeper_is_stopped(all)) {
     compute_device *sleeps_on = all->keeper.sleeps_on;
     uint32_t ticket = __atomic_load_n(&sleeps_on->leases.file->heads[sleeps_on->leases.place].wake,
@@ -251,6 +252,7 @@ static void *keep(void *context) {
       nanosleep(&nap, NULL);
     }
   }
+  driver_leave(&always);
   return NULL;
 }
 
@@ -272,7 +274,8 @@ static compute_state *running;
 
 // Charges what has ended, and leaves word of what has not: whoever frees this place charges that.
 static void settle_accounts(compute_state *all) {
-  driver_depth++;
+  driver_entry entry;
+  driver_enter(&entry);
   CUcontext current = NULL;  // the program's exit handlers may still need it
   USED(cuCtxGetCurrent)(&current);
   marks_settle_all(all);
@@ -293,7 +296,7 @@ static void settle_accounts(compute_state *all) {
     pthread_mutex_unlock(&at->lease_lock);
   }
   USED(cuCtxSetCurrent)(current);
-  driver_depth--;
+  driver_leave(&entry);
 }
 
 // The driver is torn down after this: nothing of it may be called any more.

@@ -9,7 +9,7 @@
 static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
   if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
   if (of->context != context && (!of_all || stream_state_is_default(of))) return false;
-  return (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_depth;
+  return (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_inside;
 }
 
 static void settle_one(stream_state *of) {

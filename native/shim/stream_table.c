@@ -36,7 +36,7 @@ typedef struct stream_name {
 static bool name_of(CUstream stream, stream_name *name) {
   *name = (stream_name){.stream = stream == NULL ? STREAM_LEGACY : stream};
   if (name->stream != STREAM_LEGACY && name->stream != STREAM_PER_THREAD) return true;
-  if (name->stream == STREAM_PER_THREAD) name->thread = &driver_depth;
+  if (name->stream == STREAM_PER_THREAD) name->thread = &driver_inside;
   return DRIVER(USED(cuCtxGetCurrent)(&name->context)) == CUDA_SUCCESS && name->context != NULL;
 }
 

@@ -8,7 +8,7 @@
 
 uint64_t stream_identity(CUstream stream) {
   if (stream == NULL) stream = STREAM_LEGACY;
-  return (uint64_t)(uintptr_t)(stream == STREAM_PER_THREAD ? (void *)&driver_depth
+  return (uint64_t)(uintptr_t)(stream == STREAM_PER_THREAD ? (void *)&driver_inside
                                                            : (void *)stream);
 }
 

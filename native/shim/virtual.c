@@ -91,18 +91,23 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
   UNCANCELLED;
   process *own = at->own;
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
-  if (!charge_acquire(own, at->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  patience left = {0};
-  bool is_named = true;
+  reservation needed = {.own = own, .device = at->device};
   CUresult result;
   do {
     process_lock(&own->virtual_lock);
-    result = DRIVER(REAL(cuMemCreate)(handle, size, properties, flags));
-    if (result == CUDA_SUCCESS) is_named = name_created(own, *handle, bytes, at->device);
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (reservation_try(&needed, bytes)) {
+      result =
+          reservation_called(&needed, DRIVER(REAL(cuMemCreate)(handle, size, properties, flags)));
+    }
+    if (result == CUDA_SUCCESS && !name_created(own, *handle, bytes, at->device)) {
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else if (result == CUDA_SUCCESS) {
+      reservation_keep(&needed);
+    }
     process_unlock(&own->virtual_lock);
-  } while (result == CUDA_ERROR_OUT_OF_MEMORY && dead_may_be_freed(own, at->device, &left));
-  if (!is_named) result = CUDA_ERROR_OUT_OF_MEMORY;
-  if (result != CUDA_SUCCESS) charge_release(own, at->device, bytes);
+  } while (reservation_goes_on(&needed));
+  reservation_end(&needed);
   return result;
 }
 
@@ -266,25 +271,32 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
   __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
 }
 
-// Of a list that is refused the first may have been mapped.
-static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
+typedef CUresult map_call(CUarrayMapInfo *list, unsigned count, CUstream stream);
+
+// One after another: of a list that a driver refuses, it does not tell how much it has read and
+// mapped.
+static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUstream stream, map_call *call) {
+  UNCANCELLED;
   process *own = governed() ? process_state() : NULL;
-  if (list == NULL || own == NULL) return result;
-  process_lock(&own->virtual_lock);
-  for (unsigned i = 0; i < count; i++) note_sparse(own, &list[i]);
-  process_unlock(&own->virtual_lock);
+  if (list == NULL || count == 0 || own == NULL) return DRIVER(call(list, count, stream));
+  CUresult result = CUDA_SUCCESS;
+  for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+    result = DRIVER(call(&list[i], 1, stream));
+    if (result != CUDA_SUCCESS) break;
+    process_lock(&own->virtual_lock);
+    note_sparse(own, &list[i]);
+    process_unlock(&own->virtual_lock);
+  }
   return result;
 }
 
 CUDA_WRAPPER(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
-  UNCANCELLED;
-  return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync)(list, count, stream)));
+  return map_arrays(list, count, stream, REAL(cuMemMapArrayAsync));
 }
 
 CUDA_WRAPPER(cuMemMapArrayAsync_ptsz,
              (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
-  UNCANCELLED;
-  return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync_ptsz)(list, count, stream)));
+  return map_arrays(list, count, stream, REAL(cuMemMapArrayAsync_ptsz));
 }
 
 #define SWEPT 32

@@ -17,6 +17,7 @@ from shim_hosts import Share, ShimHosts, case_names
 PROGRAMS = (
     "host_cancelled",
     "host_graphs",
+    "host_jumps",
     "host_lookup",
     "host_memory",
     "host_nvml",

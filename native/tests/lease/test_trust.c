@@ -5,96 +5,239 @@
 
 #include "lease_test.h"
 
-static allot_lease_state state;
-
-// Says that the share has the lease, and lives.
-static void claim(allot_leases *thief, uint64_t now) {
+// Publishes what it likes, under the epoch of that time: that it has the lease, or that it is a
+// little further than the victim and waits.
+static void publish(allot_leases *thief, const allot_leases *victim, uint64_t epoch, uint64_t now,
+                    bool claims) {
   allot_leases_file *file = thief->file;
   const uint64_t version = (file->root >> 33) + 1, buffer = version % 2;
   const uint64_t root = version << 33 | buffer << 16 | 1;
+  const allot_place_state own = {.state = claims ? ALLOT_PLACE_HOLDING : ALLOT_PLACE_WAITING,
+                                 .slot = (uint8_t)thief->place,
+                                 .since_ns = epoch};
+  const allot_seat_buffer *victims = &victim->file->buffers[ALLOT_ROOT_BUFFER(victim->file->root)];
+  static uint64_t virtual_ns;
+  if (claims) virtual_ns = victims->facts.account.virtual_ns + MS;
   file->buffers[buffer].facts =
-      (allot_seat_facts){.account = {.serial = thief->serial},
+      (allot_seat_facts){.account = {.serial = thief->serial, .virtual_ns = virtual_ns},
                          .root = root,
                          .now_ns = now,
-                         .epoch = now,
-                         .granted_ns = now,
-                         .expires_ns = now + 1000 * MS,
-                         .holder_seat = thief->seat,
+                         .epoch = epoch,
+                         .granted_ns = epoch,
+                         .expires_ns = epoch + 1000 * MS,
+                         .holder_seat = claims ? thief->seat : -1,
                          .holder_slot = (unsigned)thief->place,
                          .taken = 1,
-                         .holding = {.state = ALLOT_PLACE_HOLDING, .slot = (uint8_t)thief->place}};
+                         .holding = claims ? own : (allot_place_state){0},
+                         .first = claims ? (allot_place_state){0} : own};
   file->heads[thief->place].beat_ns = file->heads[thief->place].running_ns = now;
   __atomic_store_n(&file->root, root, __ATOMIC_SEQ_CST);
 }
 
-// A thief that the machine stops now and then leaves crumbs of turns: they are not what the other
-// waits for. Half a minute of waits suffices to go on without it.
-static void a_thief_is_known_whatever_it_leaves(void) {
+// ---- thieves ----
+
+// For how long `victim`, which always has work, computes beside `thief` until it does without it.
+typedef struct outcome {
+  uint64_t after_ms;  // 0: it believes the thief to the end
+  uint64_t turns_ms;
+} outcome;
+
+// The thief claims the device for `claimed_ms` of each `period_ms`, and then waits behind the
+// victim, whose turn ends as it should. So does that of a third share.
+static outcome steal(unsigned claimed_ms, unsigned period_ms, bool has_third, uint64_t seconds) {
   make_device();
-  allot_leases thief, other;
-  int one = take_seat(ANYTHING_GOES);
+  allot_leases thief, victim, third;
+  const int one = take_seat(ANYTHING_GOES);
   join_seat(&thief, one);
-  join_seat(&other, take_seat(ANYTHING_GOES));
-  uint64_t now = monotonic_ns();
-  const uint64_t began = now;
-  uint64_t turns = 0;
-  allot_lease lease;
-  allot_lease_want(&other, now, &lease);
-  while (other.file->distrusted == 0 && now < began + 60000 * MS) {
-    now += MS;
-    if (now / MS % 70 < 40) claim(&thief, now);
-    allot_lease_beat(&other, false, now);
+  join_seat(&victim, take_seat(ANYTHING_GOES));
+  if (has_third) join_seat(&third, take_seat(ANYTHING_GOES));
+  const uint64_t began = monotonic_ns();
+  outcome seen = {0};
+  allot_lease lease, thirds = {0};
+  allot_lease_want(&victim, began, &lease);
+  for (uint64_t now = began + MS; now < began + seconds * 1000 * MS; now += MS) {
+    const uint64_t phase = now / MS % period_ms;
+    const bool claims = phase < claimed_ms;
+    publish(&thief, &victim, claims ? now : now - (phase - claimed_ms) * MS, now, claims);
+    allot_lease_beat(&victim, false, now);
     if (lease.held) {
-      turns++;
-      allot_lease_charge(&other, MS, 0, now, &lease);
+      seen.turns_ms++;
+      allot_lease_charge(&victim, MS, 0, now, &lease);
+      if (lease.yield) allot_lease_release(&victim, 0, 0, true, now, &lease);
     } else {
-      allot_lease_check(&other, now, &lease);
+      allot_lease_check(&victim, now, &lease);
+    }
+    if (has_third) {
+      allot_lease_beat(&third, false, now);
+      if (thirds.held) allot_lease_charge(&third, MS, 0, now, &thirds);
+      if (thirds.held && thirds.yield) allot_lease_release(&third, 0, 0, true, now, &thirds);
+      if (!thirds.held) allot_lease_check(&third, now, &thirds);
+    }
+    if (victim.file->distrusted == 0) continue;
+    seen.after_ms = (now - began) / MS;
+    break;
+  }
+  CHECK((victim.file->distrusted & ~(1ull << one)) == 0, "the third share is not believed");
+  allot_leases_close(&victim);
+  allot_leases_close(&thief);
+  if (has_third) allot_leases_close(&third);
+  remove_device();
+  return seen;
+}
+
+// However it spreads what it leaves: less than a quarter of the part is too little.
+static void a_thief_is_known_whatever_it_leaves(void) {
+  static const unsigned patterns[][2] = {{20, 20}, {9980, 10000}, {95, 100}};
+  for (unsigned i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+    const outcome seen = steal(patterns[i][0], patterns[i][1], false, 60);
+    CHECK(seen.after_ms > 0, "%u of %u ms", patterns[i][0], patterns[i][1]);
+  }
+}
+
+// Two shares of equal weight: the victim keeps more than an eighth of the device.
+static void a_share_with_a_quarter_of_its_part_believes(void) {
+  const outcome seen = steal(40, 50, false, 20);
+  CHECK(seen.after_ms == 0, "after %llu ms", (unsigned long long)seen.after_ms);
+  CHECK(seen.turns_ms >= 20000 / 8, "%llu ms", (unsigned long long)seen.turns_ms);
+}
+
+static void the_thief_is_blamed_and_not_who_is_robbed_too(void) {
+  const outcome seen = steal(97, 100, true, 60);
+  CHECK(seen.after_ms > 0);
+}
+
+// It is given the device by the rules, since it says that it used nothing.
+static void who_charges_nothing_is_known_too(void) {
+  make_device();
+  allot_leases liar, victim;
+  const int one = take_seat(ANYTHING_GOES);
+  join_seat(&liar, one);
+  join_seat(&victim, take_seat(ANYTHING_GOES));
+  uint64_t now = monotonic_ns();
+  const uint64_t end = now + 60000 * MS;
+  allot_lease ours, lies;
+  allot_lease_want(&victim, now, &ours);
+  allot_lease_want(&liar, now, &lies);
+  for (; now < end && victim.file->distrusted == 0; now += MS) {
+    allot_lease_beat(&liar, true, now);
+    allot_lease_tell_running(&liar, now);
+    if (lies.held) allot_lease_charge(&liar, 0, 0, now, &lies);
+    if (!lies.held) allot_lease_check(&liar, now, &lies);
+    allot_lease_beat(&victim, true, now);
+    if (ours.held) {
+      allot_lease_charge(&victim, MS, 0, now, &ours);
+      if (ours.yield) allot_lease_release(&victim, 0, 0, true, now, &ours);
+    } else {
+      allot_lease_check(&victim, now, &ours);
     }
   }
-  CHECK(other.file->distrusted == 1u << one && turns > 0);
-  CHECK(now < began + 30000 * MS, "after %llu ms", (unsigned long long)((now - began) / MS));
-  allot_lease_check(&other, now, &lease);
-  CHECK(lease.held && lease.alone);
-  allot_leases_close(&other);
-  allot_leases_close(&thief);
+  CHECK(victim.file->distrusted == 1u << one);
+  allot_leases_close(&victim);
+  allot_leases_close(&liar);
   remove_device();
 }
 
-// A share whose processor time is limited is stopped for nine tenths of the time, and loses its
-// turns while it is. Its neighbour is honest.
-static void a_neighbour_of_a_throttled_share_is_believed(void) {
-  make_device();
-  allot_leases slow, honest;
-  join_seat(&slow, take_seat(ANYTHING_GOES));
-  join_seat(&honest, take_seat(ANYTHING_GOES));
-  uint64_t now = monotonic_ns();
-  const uint64_t end = now + 120000 * MS;
-  allot_lease ours, theirs;
-  allot_lease_want(&honest, now, &theirs);
-  allot_lease_want(&slow, now, &ours);
-  for (; now < end; now += MS) {
-    allot_lease_beat(&honest, true, now);
-    if (!theirs.held) allot_lease_check(&honest, now, &theirs);
-    // Pieces of 20 ms: its turns end while the other is stopped.
-    if (theirs.held && now / MS % 20 == 0) {
-      allot_lease_release(&honest, 20 * MS, 0, true, now, &theirs);
-    }
-    if (now / MS % 100 >= 10) continue;
-    allot_lease_beat(&slow, true, now);
-    if (ours.held) {
-      allot_lease_charge(&slow, MS, 0, now, &ours);
-      if (ours.yield) allot_lease_release(&slow, 0, 0, true, now, &ours);
-    } else {
-      allot_lease_check(&slow, now, &ours);
-    }
-    CHECK(slow.file->distrusted == 0, "after %llu ms", (unsigned long long)(end - now) / MS);
+// ---- honest neighbours ----
+
+typedef struct program {
+  uint32_t guarantee;
+  uint64_t kernel_ms, gap_ms;    // it works so long, and then leaves the device idle
+  unsigned awake_ms, period_ms;  // where its processor time is limited
+  allot_leases leases;
+  allot_lease lease;
+  bool is_running;
+  uint64_t ends_ns, idle_until_ns, uncharged_ns, used_ms;
+} program;
+
+// What the shim does in a millisecond.
+static void advance(program *of, uint64_t now) {
+  if (of->is_running && now >= of->ends_ns) {
+    of->is_running = false;
+    of->uncharged_ns += of->kernel_ms * MS;
+    of->used_ms += of->kernel_ms;
+    of->idle_until_ns = now + of->gap_ms * MS;
   }
-  allot_leases_read(&slow, &state);
-  CHECK(state.seats[slow.seat].used_ns < 12000 * MS);  // it is far from its half
-  allot_leases_close(&honest);
-  allot_leases_close(&slow);
+  if (of->period_ms > 0 && now / MS % of->period_ms >= of->awake_ms) return;
+  const bool wants = !of->is_running && now >= of->idle_until_ns;
+  allot_leases *leases = &of->leases;
+  leases->burst_ns = leases->launch_ns = of->kernel_ms * MS;
+  leases->gap_ns = of->gap_ms * MS;
+  if (of->is_running) allot_lease_tell_running(leases, of->ends_ns - of->kernel_ms * MS);
+  if (of->lease.held || of->is_running) allot_lease_beat(leases, of->is_running, now);
+  if (of->lease.held || of->uncharged_ns > 0) {
+    allot_lease_charge(leases, of->uncharged_ns, 0, now, &of->lease);
+    of->uncharged_ns = 0;
+  }
+  const bool is_over = of->lease.yield || (!wants && of->lease.keep_ns < of->gap_ms * MS);
+  if (of->lease.held && !of->is_running && is_over) {
+    allot_lease_release(leases, 0, 0, wants, now, &of->lease);
+  }
+  if (wants && !of->lease.held) allot_lease_want(leases, now, &of->lease);
+  if (wants && !of->lease.held) allot_lease_check(leases, now, &of->lease);
+  if (!wants || !of->lease.held || of->lease.yield) return;
+  of->is_running = true;
+  of->ends_ns = now + of->kernel_ms * MS;
+}
+
+// In points of the device.
+static double part_of(const program *of, uint64_t seconds) {
+  return (double)of->used_ms / (double)seconds / 10;
+}
+
+static void compute_side_by_side(program *first, program *second, uint64_t seconds) {
+  program *both[2] = {first, second};
+  make_device();
+  for (int i = 0; i < 2; i++) {
+    join_seat(&both[i]->leases,
+              take_seat(ALLOT_TERMS(both[i]->guarantee, ALLOT_WHOLE, 100, ALLOT_CLASS_NORMAL,
+                                    ALLOT_TERMS_TAKEN | ALLOT_TERMS_GOVERNED)));
+  }
+  const uint64_t began = monotonic_ns();
+  for (uint64_t now = began; now < began + seconds * 1000 * MS; now += MS) {
+    for (int i = 0; i < 2; i++) {
+      advance(both[i], now);
+      CHECK(both[i]->leases.file->distrusted == 0, "after %llu ms, %.1f beside %.1f points",
+            (unsigned long long)((now - began) / MS), part_of(first, seconds),
+            part_of(second, seconds));
+    }
+  }
+  for (int i = 0; i < 2; i++) allot_leases_close(&both[i]->leases);
   remove_device();
 }
+
+// Whose processor time is limited is stopped for nine tenths of the time, and loses its turns while
+// it is. Neither is its neighbour's fault.
+static void a_throttled_share_and_its_neighbour_believe_each_other(void) {
+  static const unsigned limits[][2] = {{10, 100}, {2, 10}};
+  for (unsigned i = 0; i < sizeof limits / sizeof *limits; i++) {
+    program slow = {.guarantee = 5000, .kernel_ms = 1, .awake_ms = limits[i][0]};
+    slow.period_ms = limits[i][1];
+    program quick = {.guarantee = 5000, .kernel_ms = 1};
+    compute_side_by_side(&slow, &quick, 15);
+    if (slow.period_ms == 100) CHECK(part_of(&slow, 15) >= 0.8 * slow.awake_ms);
+    CHECK(part_of(&quick, 15) >= 12.5);
+  }
+}
+
+static void long_kernels_are_no_theft(void) {
+  program usual = {.guarantee = 5000, .kernel_ms = 1};
+  program slow = {.guarantee = 5000, .kernel_ms = 900};
+  compute_side_by_side(&usual, &slow, 15);
+  CHECK(part_of(&usual, 15) >= 45);
+  // It leaves gaps, in which a long kernel begins.
+  program waits = {.guarantee = 7500, .kernel_ms = 1, .gap_ms = 1};
+  slow = (program){.guarantee = 2500, .kernel_ms = 900};
+  compute_side_by_side(&waits, &slow, 15);
+}
+
+// After a kernel of two seconds, 38 pass before its next.
+static void a_small_part_of_long_kernels_is_waited_for(void) {
+  program small = {.guarantee = 500, .kernel_ms = 2000};
+  program large = {.guarantee = 9500, .kernel_ms = 1};
+  compute_side_by_side(&small, &large, 30);
+}
+
+// ---- messages ----
 
 // Who wakes another without end is not heard for some time.
 static void storms_of_messages_are_not_heard(void) {
@@ -124,7 +267,12 @@ static void storms_of_messages_are_not_heard(void) {
 
 int main(void) {
   a_thief_is_known_whatever_it_leaves();
-  a_neighbour_of_a_throttled_share_is_believed();
+  a_share_with_a_quarter_of_its_part_believes();
+  the_thief_is_blamed_and_not_who_is_robbed_too();
+  who_charges_nothing_is_known_too();
+  a_throttled_share_and_its_neighbour_believe_each_other();
+  long_kernels_are_no_theft();
+  a_small_part_of_long_kernels_is_waited_for();
   storms_of_messages_are_not_heard();
   puts("ok");
   return 0;

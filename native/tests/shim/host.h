@@ -120,6 +120,20 @@ __attribute__((unused)) static pid_t keep_the_rest(void) {
   return child;
 }
 
+// A process of the share is killed while it has so much memory beside its context.
+__attribute__((unused)) static void be_killed_with(uint64_t bytes) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr pointer;
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, bytes));
+    raise(SIGKILL);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
 typedef struct test_case {
   const char *name;
   void (*run)(void);

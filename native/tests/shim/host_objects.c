@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // VMM, arrays, modules and graphs: what they hold of a GPU is charged once and given back.
+#include <pthread.h>
+#include <sys/mman.h>
+
 #include "host.h"
 
 #define CONTEXT context_cost()
@@ -331,6 +334,80 @@ static void sparse_arrays_hold_what_a_refused_list_maps(void) {
   AGREE();
 }
 
+// Behind the list is no memory.
+static void no_more_of_a_refused_list_is_read_than_the_driver_reads(void) {
+  start_on(0);
+  CUarray sparse = sparse_array(), other = sparse_array();
+  CUmemGenericAllocationHandle handle;
+  OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT(pages != MAP_FAILED);
+  OK(mprotect(pages + page, page, PROT_NONE));
+  CUarrayMapInfo *list = (CUarrayMapInfo *)(void *)(pages + page) - 2;
+  list[0] = mapping_of(sparse, handle);
+  list[1] = mapping_of(other, 12345);
+  EXPECT(cuMemMapArrayAsync(list, 1000, NULL) != CUDA_SUCCESS);
+  OK(cuMemRelease(handle));
+  AGREE();
+  OK(cuArrayDestroy(sparse));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+// ---- threads, while one waits for the memory of the dead ----
+
+typedef struct waiter {
+  CUresult (*call)(void);
+  CUcontext context;
+  CUresult result;
+  bool has_ended;
+} waiter;
+
+static CUresult create_context(void) {
+  CUcontext made;
+  return cuCtxCreate_v2(&made, 0, 0);
+}
+
+static CUresult raise_limit(void) {
+  return cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB + CONTEXT);
+}
+
+static void *call_and_wait(void *argument) {
+  waiter *of = argument;
+  OK(cuCtxSetCurrent(of->context));
+  of->result = of->call();
+  __atomic_store_n(&of->has_ended, true, __ATOMIC_RELEASE);
+  return NULL;
+}
+
+// Others make and leave contexts meanwhile: no lock is held.
+static void wait_beside_others(CUresult (*call)(void)) {
+  simulation.machine->faults.release_us = 600 * 1000000u;
+  be_killed_with(limit_of(0) - 2 * CONTEXT - 2 * MIB);
+  waiter of = {.call = call, .context = start_on(0)};
+  pthread_t thread;
+  OK(pthread_create(&thread, NULL, call_and_wait, &of));
+  for (int i = 0; i < 200; i++) {
+    OK(cuDevicePrimaryCtxRetain(&of.context, 0));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    usleep(1000);
+    EXPECT(!__atomic_load_n(&of.has_ended, __ATOMIC_ACQUIRE));
+  }
+  simulation.machine->faults.release_us = 0;
+  OK(pthread_join(thread, NULL));
+  OK(of.result);
+}
+
+static void others_go_on_while_a_context_waits_for_memory(void) {
+  wait_beside_others(create_context);
+  AGREE();
+}
+
+static void others_go_on_while_a_limit_waits_for_memory(void) {
+  wait_beside_others(raise_limit);
+}
+
 // ---- modules ----
 
 static const char text[] =
@@ -432,6 +509,11 @@ static const test_case cases[] = {
     {"arrays_go_with_their_context", arrays_go_with_their_context},
     {"sparse_arrays_hold_what_is_mapped_into_them", sparse_arrays_hold_what_is_mapped_into_them},
     {"sparse_arrays_hold_what_a_refused_list_maps", sparse_arrays_hold_what_a_refused_list_maps},
+    {"no_more_of_a_refused_list_is_read_than_the_driver_reads",
+     no_more_of_a_refused_list_is_read_than_the_driver_reads},
+    {"others_go_on_while_a_context_waits_for_memory",
+     others_go_on_while_a_context_waits_for_memory},
+    {"others_go_on_while_a_limit_waits_for_memory", others_go_on_while_a_limit_waits_for_memory},
     {"variables_of_modules", variables_of_modules},
     {"modules_in_files", modules_in_files},
     {"variables_of_libraries", variables_of_libraries},

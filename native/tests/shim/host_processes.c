@@ -357,19 +357,6 @@ static void a_program_has_the_memory_of_the_one_before_it(void) {
 
 #define RELEASE_US 300000
 
-static void be_killed_with(uint64_t bytes) {
-  fflush(NULL);
-  pid_t child = fork();
-  if (child == 0) {
-    CUdeviceptr pointer;
-    start_on(0);
-    OK(cuMemAlloc_v2(&pointer, bytes));
-    raise(SIGKILL);
-  }
-  int status;
-  EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-}
-
 static void memory_returns_when_the_driver_has_it_back(void) {
   uint64_t most = limit_of(0) - context_cost();
   simulation.machine->faults.release_us = RELEASE_US;
