@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that another user may have made."""
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +27,28 @@ def atomic_write(path: Path, content: bytes | str, *, mode: int | None = None) -
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:
+    """Open a file that another user may have made, without waiting; raise `OSError`.
+
+    Never another kind of file: to open a pipe would wait, and a link leads elsewhere.
+    """
+    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(name))
+    return descriptor
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Read the first `most` bytes of a file that another user may have made; raise `OSError`."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+        content = b""
+        while len(content) < most and (more := file.read(most - len(content))):
+            content += more
+        return content
 
 
 FileIdentity = tuple[int, int]

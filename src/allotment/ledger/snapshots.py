@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from allotment.files import open_regular, read_regular
 from allotment.ledger import layout
 from allotment.ledger.leases import Seat, text, u32, u64
 from allotment.model.errors import LedgerError
@@ -146,8 +147,7 @@ def _check(path: Path, data: bytes, *, have: int, size: int, magic: int) -> None
 def _read_policy(path: Path) -> LedgerPolicy:
     try:
         # Read no more than needed: the share's programs may have extended the file.
-        with path.open("rb", buffering=0) as file:
-            data = file.read(layout.POLICY_SIZE)
+        data = read_regular(path, layout.POLICY_SIZE)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     _check(path, data, have=len(data), size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
@@ -261,7 +261,7 @@ def read(directory: Path) -> Ledger:
     read_ns = time.monotonic_ns()
     count = len(policy.devices)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDONLY)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     try:

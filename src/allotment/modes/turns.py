@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from allotment.files import read_regular
+from allotment.ledger.lease_layout import CONTRACT_SIZE
 from allotment.ledger.leases import (
     CONTRACT,
     SEATS,
@@ -66,7 +68,7 @@ def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
     """
     folder = _device_folder(devices, uuid)
     with suppress(OSError):  # `take` reports the problem
-        if share.encode() in (folder / CONTRACT).read_bytes():
+        if share.encode() in read_regular(folder / CONTRACT, CONTRACT_SIZE):
             _free_seats(folder, read_contract(folder / CONTRACT), share)
     seat = take(folder, share, terms)
     _mend(folder)

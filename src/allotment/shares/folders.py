@@ -23,14 +23,13 @@ import os
 import pwd
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, open_regular, read_regular
 from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import BusyError, StateError
 from allotment.model.shares import ShareId
@@ -42,6 +41,7 @@ _LOCK_WAIT_S = 20.0
 _LOCK_LONGEST_S = 300.0
 _LOCK_NOTE_S = 5.0
 _QUEUE_POLL_S = 0.2
+_LONGEST_VERSION = 4096
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
@@ -90,7 +90,11 @@ def note(text: str) -> None:
 def shared_folder_command(root: Path) -> str:
     """Return an administrator's command that creates a state folder for all users."""
     folders = ("", "/shares", "/devices", "/queue", "/shim", "/simulated", "/simulated/lib")
-    return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
+    lock = f"{root}/lock"
+    return (
+        f"mkdir -p -m 1777 {' '.join(f'{root}{each}' for each in folders)}"
+        f" && touch {lock} && chmod 666 {lock} && chown root {lock}"
+    )
 
 
 class StateFolder:
@@ -123,7 +127,7 @@ class StateFolder:
     def _version(self) -> int | None:
         path = self.root / "version"
         try:
-            text = path.read_text("ascii").strip()
+            text = read_regular(path, _LONGEST_VERSION).decode("ascii").strip()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -191,14 +195,11 @@ class StateFolder:
         self._version()
 
     def open_events(self, flags: int, *, create: bool = False) -> int:
-        """Open the file of events, which is for all who may make shares here; raise `OSError`.
-
-        Never another kind of file: to open a pipe would wait, and a link leads elsewhere.
-        """
+        """Open the file of events, which is for all who may make shares here; raise `OSError`."""
         path = self.root / "events"
         if create and not path.exists():
             _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
-        return _open_regular(path, flags)
+        return open_regular(path, flags)
 
     @contextmanager
     def in_turn(
@@ -279,10 +280,11 @@ class StateFolder:
         return not any(each.stat().st_mode & 0o077 for each in (self.shares, self.devices))
 
     def _check_owners(self) -> None:
-        """Refuse folders where another user could replace our shares or libraries.
+        """Refuse folders where another user could replace our shares, libraries or the lock.
 
-        A folder's owner may rename any file in it, whatever its mode. So only root may create the
-        folders that all users use.
+        A folder's owner may rename any file in it, whatever its mode, and a file's owner may
+        replace it in a sticky folder: then two commands would have the lock at once. So only root
+        may create what all users use.
         """
         for folder in (
             self.root,
@@ -292,6 +294,7 @@ class StateFolder:
             self.shims,
             self.simulated,
             self.libraries,
+            self.root / "lock",
         ):
             try:
                 status = folder.stat(follow_symlinks=folder == self.root)
@@ -311,7 +314,7 @@ class StateFolder:
         if status.st_uid not in {0, os.geteuid()}:
             raise StateError(
                 f"{folder} belongs to another user (uid {status.st_uid}), who could replace"
-                " what is in it",
+                " it or what is in it",
                 hint=f"{_ELSEWHERE}; one for all users is root's:"
                 f" {shared_folder_command(self.root)}",
             )
@@ -331,7 +334,7 @@ class StateFolder:
         """
         path = self.root / "lock"
         try:
-            descriptor = _open_regular(path, os.O_RDONLY)
+            descriptor = open_regular(path, os.O_RDONLY)
         except OSError as error:
             raise explained(error, path, "open the lock") from error
         try:
@@ -389,16 +392,6 @@ def lock_holder(descriptor: int) -> str:
     return "a process that is not known here"
 
 
-def _open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:
-    """Open a file that another user may have made, without waiting; raise `OSError`."""
-    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(name))
-    return descriptor
-
-
 def _tickets(queue: int, machine: str, before: str) -> list[str]:
     form = re.compile(rf"[0-9]{{20}}-[0-9]+-{re.escape(machine)}")
     return sorted(name for name in os.listdir(queue) if form.fullmatch(name) and name < before)
@@ -412,7 +405,7 @@ def _has_gone(queue: int, ticket: str) -> bool:
     import fcntl
 
     try:
-        descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+        descriptor = open_regular(ticket, os.O_RDONLY, folder=queue)
     except OSError:
         return True
     try:
@@ -431,7 +424,7 @@ def _await_end(queue: int, ticket: str, until: float) -> None:
 
     if math.isinf(until):
         with suppress(OSError):
-            descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+            descriptor = open_regular(ticket, os.O_RDONLY, folder=queue)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             finally:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, read_regular
 from allotment.ledger import Ledger, Terms
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
@@ -26,6 +26,7 @@ from allotment.shares.folders import StateFolder, explained, user_name
 RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
+_LONGEST = 32 << 20  # a command can have 2 MiB, and some characters take six bytes here
 _REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
 
@@ -47,7 +48,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     """
     path = directory / RECORD
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _LONGEST)
     except FileNotFoundError:
         if directory.is_dir():
             raise _damaged(path, "it is missing") from None
@@ -57,7 +58,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     if written is not None and data == _encode(written).encode():
         return written
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode())
         version = document["version"]
         if version in _READABLE:
             return _from_document(document)
@@ -106,9 +107,12 @@ def _from_document(document: dict[str, Any]) -> Share:
         _rename(suspension, complete="is_complete")
     _rename(document, resized="is_resized")
     try:
-        return msgspec.convert({**document, "devices": devices}, prepared(Share))
+        share = msgspec.convert({**document, "devices": devices}, prepared(Share))
     except msgspec.ValidationError as error:
         raise ValueError(*error.args) from error
+    if any(min(each.memory_bytes, each.compute.guarantee) < 0 for each in share.devices):
+        raise ValueError(share.devices)  # it would be booked as room for others
+    return share
 
 
 def _rename(document: dict[str, Any], **names: str) -> None:
@@ -146,7 +150,7 @@ def write_traces(directory: Path, traces: Traces) -> None:
 def read_traces(directory: Path) -> Traces:
     """Empty if they cannot be read."""
     try:
-        document = json.loads((directory / _NAME).read_bytes())
+        document = json.loads(read_regular(directory / _NAME, _LONGEST).decode())
         namespace = document["namespace"]
         members = tuple(
             Runner(int(pid), int(start_time), str(boot_id))
@@ -364,15 +368,24 @@ def read_share(
     return LoadedShare(share_id, directory, share, snapshot, problem, terms)
 
 
-def check_owner(found: LoadedShare) -> None:
-    """Raise `StateError` for the share of another user, unless this is root."""
+def _foreign_owner(found: LoadedShare) -> int | None:
+    """The other user whose share it is; None: this user may change it, or it has ended."""
     try:
         owner = found.directory.stat().st_uid
-    except FileNotFoundError:  # it has ended: the caller finds no share
-        return
-    if os.geteuid() in {0, owner}:
-        return
-    raise StateError(
-        f"share {found.name} belongs to {user_name(owner)}",
-        hint="run this command as that user, or as root",
-    )
+    except FileNotFoundError:
+        return None
+    return None if os.geteuid() in {0, owner} else owner
+
+
+def is_ours(found: LoadedShare) -> bool:
+    """Whether this user may change a share: its owner, and root."""
+    return _foreign_owner(found) is None
+
+
+def check_owner(found: LoadedShare) -> None:
+    """Raise `StateError` for the share of another user, unless this is root."""
+    if (owner := _foreign_owner(found)) is not None:
+        raise StateError(
+            f"share {found.name} belongs to {user_name(owner)}",
+            hint="run this command as that user, or as root",
+        )

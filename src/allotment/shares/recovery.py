@@ -5,6 +5,7 @@ Every command recovers: it removes shares whose runner and processes have ended,
 killed processes. `lifecycle` creates and ends shares on top of this.
 """
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from allotment.shares.process_tree import census, is_alive, is_running, named
 from allotment.shares.record import (
     RECORD,
     LoadedShare,
+    is_ours,
     note_damage,
     note_event,
     read_share,
@@ -55,11 +57,12 @@ def list_shares(folder: StateFolder) -> list[LoadedShare]:
 def recover(folder: StateFolder) -> list[LoadedShare]:
     """Remove ended shares whose runner died; return the remaining shares.
 
-    The caller holds the folder's lock: so each unfinished folder is abandoned.
+    Those of another user remain, too: this user sees not all of their processes, and may not remove
+    them. The caller holds the folder's lock: so each unfinished folder is abandoned.
     """
     for path in folder.shares.iterdir():
         if path.name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)  # another user's stays
     shares = list_shares(folder)
     note_damage(folder, shares)
     turns.sweep(folder.devices, {share.id: tuple(share.limits()) for share in shares})
@@ -75,7 +78,7 @@ def recover(folder: StateFolder) -> list[LoadedShare]:
     for loaded in orphans:
         if members[loaded.id] or (loaded.ledger and loaded.ledger.processes):
             remember_members(loaded.directory, members[loaded.id])
-        else:
+        elif is_ours(loaded):
             ended.add(loaded.id)
             remove(folder, loaded)
     return [loaded for loaded in shares if loaded.id not in ended]
@@ -86,12 +89,15 @@ def _is_mount_point(path: Path) -> bool:
 
     It has directories in place of a share's files, and would block the share with that id.
     """
-    return (
-        not (path / RECORD).exists()
-        and not (path / "policy").is_file()
-        and path.is_dir()
-        and not path.is_symlink()
-    )
+    try:
+        return (
+            not (path / RECORD).exists()
+            and not (path / "policy").is_file()
+            and path.is_dir()
+            and not path.is_symlink()
+        )
+    except PermissionError:  # another user's
+        return False
 
 
 def remember_members(directory: Path, members: Iterable[int]) -> None:
@@ -125,8 +131,8 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
 
         remove_spec(Path(loaded.share.cdi_spec))
     failpoint("remove.unpublished")
-    grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}")
-    shutil.rmtree(grave, ignore_errors=True)  # a former share with this id, cut off in its removal
+    # A name that no other user could take before.
+    grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}-{os.urandom(6).hex()}")
     try:
         loaded.directory.rename(grave)
     except FileNotFoundError:

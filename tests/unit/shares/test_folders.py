@@ -165,7 +165,7 @@ NOBODY = 65534
 
 @needs_root
 @pytest.mark.parametrize(
-    "name", ["shares", "devices", "queue", "shim", "simulated", "simulated/lib"]
+    "name", ["shares", "devices", "queue", "shim", "simulated", "simulated/lib", "lock"]
 )
 def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
     folder = StateFolder(tmp_path / "state")
@@ -187,7 +187,7 @@ def test_only_root_makes_what_all_users_share(common_folder: Path) -> None:
         os.seteuid(0)
     assert not folder.shares.exists()
     hint = caught.value.hint or ""
-    subprocess.run(hint.partition(": ")[2].split(), check=True)
+    subprocess.run(["sh", "-c", hint.partition(": ")[2]], check=True)
     os.seteuid(NOBODY)
     try:
         folder.prepare()
