@@ -115,6 +115,25 @@ def test_programs_in_a_pid_namespace_are_found_and_checkpointed(allot: Allot) ->
         assert process.returncode == 0
 
 
+@pytest.mark.skipif(not can_unshare(), reason="a time namespace needs CAP_SYS_ADMIN")
+def test_programs_in_a_time_namespace_are_enforced(allot: Allot) -> None:
+    command = allot.command(
+        "run", *SPEC, "--memory", "8Gi", "--",
+        "unshare", "--time", "--boottime", "1000", "--fork", "--kill-child",
+        sys.executable, HOLDER, "0", str(GI),
+    )  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=allot.environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+        assert [each["enforced"] for each in share["processes"]] == [True]
+        assert [each["memory_used_bytes"] for each in share["devices"]] == [used_bytes(allot)]
+        process.communicate()
+        assert process.returncode == 0
+
+
 def test_it_is_not_removed_under_its_programs(begin: Holders, allot: Allot) -> None:
     (pid,) = begin("job", "8Gi")
     assert allot("suspend", "job").returncode == 0
