@@ -419,9 +419,9 @@ static void libraries_without_a_context_are_charged(void) {
                           ".global .b8 huge[99000000000];\n",
                           NULL, NULL, 0, NULL, NULL, 0),
         CUDA_ERROR_OUT_OF_MEMORY);
-  GIVES(cuLibraryLoadData(&library, "nonsense .global .b8 a[3000000];", NULL, NULL, 0, NULL, NULL,
-                          0),
-        CUDA_ERROR_INVALID_PTX);
+  GIVES(
+      cuLibraryLoadData(&library, "nonsense .global .b8 a[3000000];", NULL, NULL, 0, NULL, NULL, 0),
+      CUDA_ERROR_INVALID_PTX);
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
