@@ -37,6 +37,8 @@ from allotment.model.shares import ShareId
 LAYOUT_VERSION = 2
 _OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
+_INSIDE = "share"
+"""In RUN_FOLDER, a program finds its share there, before any variable names another."""
 _LOCK_WAIT_S = 20.0
 _LOCK_LONGEST_S = 300.0
 _LOCK_NOTE_S = 5.0
@@ -91,8 +93,9 @@ def shared_folder_command(root: Path) -> str:
     """Return an administrator's command that creates a state folder for all users."""
     folders = ("", "/shares", "/devices", "/queue", "/shim", "/simulated", "/simulated/lib")
     lock = f"{root}/lock"
+    inside = f" && mkdir -p {root}/{_INSIDE}" if root == RUN_FOLDER else ""
     return (
-        f"mkdir -p -m 1777 {' '.join(f'{root}{each}' for each in folders)}"
+        f"mkdir -p -m 1777 {' '.join(f'{root}{each}' for each in folders)}{inside}"
         f" && touch {lock} && chmod 666 {lock} && chown root {lock}"
     )
 
@@ -283,8 +286,8 @@ class StateFolder:
         """Refuse folders where another user could replace our shares, libraries or the lock.
 
         A folder's owner may rename any file in it, whatever its mode, and a file's owner may
-        replace it in a sticky folder: then two commands would have the lock at once. So only root
-        may create what all users use.
+        replace it in a sticky folder: then two commands would have the lock at once. Programs
+        would take a share of another user's making for theirs. So only root may create these.
         """
         for folder in (
             self.root,
@@ -295,6 +298,7 @@ class StateFolder:
             self.simulated,
             self.libraries,
             self.root / "lock",
+            *([self.root / _INSIDE] if self.root == RUN_FOLDER else []),
         ):
             try:
                 status = folder.stat(follow_symlinks=folder == self.root)

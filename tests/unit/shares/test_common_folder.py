@@ -6,6 +6,7 @@ None of these stops the commands of the others, or lets them wait.
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError, StateError
 from allotment.model.shares import Runner, Share
-from allotment.shares import lifecycle
+from allotment.shares import folders, lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import ShareOrder
 
@@ -155,6 +156,20 @@ def test_who_made_the_lock_could_replace_it(common: StateFolder) -> None:
         common.prepare()
     (common.root / "lock").unlink()
     with as_user(DAEMON), pytest.raises(StateError, match="only root may create it"):
+        common.prepare()
+
+
+def test_where_programs_look_for_their_share_is_roots(
+    common: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "RUN_FOLDER", common.root)
+    with as_user(DAEMON), pytest.raises(StateError, match="share does not exist") as caught:
+        common.prepare()
+    subprocess.run(["sh", "-c", (caught.value.hint or "").partition(": ")[2]], check=True)
+    with as_user(DAEMON):
+        common.prepare()
+    os.chown(common.root / "share", NOBODY, NOBODY)
+    with as_user(DAEMON), pytest.raises(StateError, match="share belongs to another user"):
         common.prepare()
 
 
