@@ -173,8 +173,8 @@ def _device_folder(devices: Path, uuid: str) -> Path:
             seats.mkdir()
             seats.chmod(0o1777 if is_shared else 0o755)
         return path
-    draft = devices / f"{_DRAFT}{uuid}"
-    shutil.rmtree(draft, ignore_errors=True)
+    # A name of its own: another user's command may have been killed here. `sweep` removes it.
+    draft = devices / f"{_DRAFT}{uuid}-{os.urandom(6).hex()}"
     draft.mkdir()
     draft.chmod(0o755)
     create_device(draft, uuid)

@@ -121,6 +121,15 @@ def test_no_contract_is_waited_for(
         make("1Gi")
 
 
+def test_a_device_that_another_user_left_unfinished_stops_nobody(
+    common: StateFolder, make: Make, devices: tuple[Device, ...]
+) -> None:
+    with as_user(NOBODY):
+        (common.devices / f".new-{devices[0].uuid}" / "seats").mkdir(parents=True)
+    with as_user(DAEMON):
+        make()
+
+
 @pytest.mark.parametrize("room", ["shares", "devices"])
 def test_a_closed_folder_stops_nobody(common: StateFolder, make: Make, room: str) -> None:
     with as_user(NOBODY):
