@@ -24,8 +24,9 @@ static inline int allot_seat_path(const char *seats, uint64_t serial, char *path
   return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
 }
 
+// Does not wait for a pipe that another user has put there: it is too short to be mapped.
 static inline int allot_open(const char *path, int flags) {
-  int descriptor = open(path, flags | O_CLOEXEC, 0600);
+  int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0600);
   return descriptor < 0 ? -errno : descriptor;
 }
 

@@ -46,16 +46,35 @@ static void add_variable(void *context, const char *name, size_t length, uint64_
   request->in_block += units;
 }
 
-static CUresult module_begin(module_request *request, const void *image) {
-  *request = (module_request){.image = image};
-  CUresult refusal = target_current(&request->at);
-  if (refusal != CUDA_SUCCESS || request->at.context == NULL) return refusal;
-  image_variables(image, add_variable, request);
+static CUresult reserve_variables(module_request *request) {
+  image_variables(request->image, add_variable, request);
   uint64_t blocks = request->blocks * CHARGE_GRANULE;
   request->reserved = request->large > UINT64_MAX - blocks ? UINT64_MAX : request->large + blocks;
   if (request->reserved == 0) return CUDA_SUCCESS;
   bool fits = charge_acquire(request->at.own, request->at.device, request->reserved);
   return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult module_begin(module_request *request, const void *image) {
+  *request = (module_request){.image = image};
+  CUresult refusal = target_current(&request->at);
+  if (refusal != CUDA_SUCCESS || request->at.context == NULL) return refusal;
+  return reserve_variables(request);
+}
+
+#define FIRST_ORDINAL 0
+
+// A library can be loaded with no context current, and takes its memory in one that comes later:
+// most likely on the first device.
+static CUresult library_begin(module_request *request, const void *image) {
+  *request = (module_request){.image = image};
+  CUresult refusal = target_current(&request->at);
+  if (refusal == CUDA_SUCCESS && request->at.context == NULL) {
+    refusal = target_device(&request->at, FIRST_ORDINAL);
+    // Without a device the driver has its own error.
+    if (refusal != CUDA_SUCCESS && request->at.own != NULL) return CUDA_SUCCESS;
+  }
+  return refusal == CUDA_SUCCESS ? reserve_variables(request) : refusal;
 }
 
 // ---- what was loaded ----
@@ -94,17 +113,28 @@ static bool put(process *own, const record *added) {
   return true;
 }
 
+// Names of C++ templates have any length. 0: the driver has no such variable.
+static CUdeviceptr address_of(module_visit *visit, const char *name, size_t length) {
+  char brief[NAME_BYTES], *copy = length < sizeof brief ? brief : malloc(length + 1);
+  if (copy == NULL) {
+    visit->failed = true;
+    return 0;
+  }
+  memcpy(copy, name, length);
+  copy[length] = '\0';
+  CUdeviceptr address = 0;
+  size_t actual;
+  bool is_found = visit->find(visit->handle, copy, &address, &actual) == CUDA_SUCCESS;
+  if (copy != brief) free(copy);
+  return is_found ? address : 0;
+}
+
 static void keep_variable(void *context, const char *name, size_t length, uint64_t bytes) {
   module_visit *visit = context;
   module_request *request = visit->request;
   process *own = request->at.own;
-  char copy[NAME_BYTES];
-  CUdeviceptr address;
-  size_t actual;
-  if (length >= sizeof copy) return;
-  memcpy(copy, name, length);
-  copy[length] = '\0';
-  if (visit->find(visit->handle, copy, &address, &actual) != CUDA_SUCCESS || address == 0) return;
+  CUdeviceptr address = address_of(visit, name, length);
+  if (address == 0) return;
   bool is_small = bytes < SMALL_LIMIT;
   record known;
   if (records_find(&own->records, SPACE_POINTER, address, &known)) return;  // named twice
@@ -171,10 +201,22 @@ static CUresult module_end(module_request *request, CUresult result, void *handl
   return result;
 }
 
+// Of a library without a context nothing is placed yet: it keeps what was reserved.
+static bool library_keep(module_request *request, void *handle) {
+  if (request->at.context != NULL) {
+    return module_keep(request, SPACE_LIBRARY, handle, find_in_library);
+  }
+  record whole = {.space = SPACE_LIBRARY,
+                  .key = (uint64_t)(uintptr_t)handle,
+                  .bytes = request->reserved,
+                  .device = (int16_t)request->at.device};
+  return put(request->at.own, &whole);
+}
+
 static CUresult library_end(module_request *request, CUresult result, void *handle) {
   if (request->reserved == 0) return result;
   if (result == CUDA_SUCCESS) {
-    if (module_keep(request, SPACE_LIBRARY, handle, find_in_library)) return result;
+    if (library_keep(request, handle)) return result;
     DRIVER(REAL(cuLibraryUnload)(handle));
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -216,36 +258,36 @@ static void unmap_image(mapped_file file) {
 
 // ---- entry points ----
 
-#define LOAD(handle, image, call, end)                                           \
-  do {                                                                           \
-    UNCANCELLED;                                                                 \
-    module_request request;                                                      \
-    CUresult result = module_begin(&request, image);                             \
-    if (result == CUDA_SUCCESS) {                                                \
-      result = WITH_PATIENCE(request.at.own, request.at.device, call);           \
-      result = end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL); \
-    }                                                                            \
-    return result;                                                               \
+#define LOAD(handle, image, call, kind)                                                 \
+  do {                                                                                  \
+    UNCANCELLED;                                                                        \
+    module_request request;                                                             \
+    CUresult result = kind##_begin(&request, image);                                    \
+    if (result == CUDA_SUCCESS) {                                                       \
+      result = WITH_PATIENCE(request.at.own, request.at.device, call);                  \
+      result = kind##_end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL); \
+    }                                                                                   \
+    return result;                                                                      \
   } while (0)
 
 CUDA_WRAPPER(cuModuleLoadData, (CUmodule * module, const void *image)) {
   if (!governed()) return REAL(cuModuleLoadData)(module, image);
-  LOAD(module, image, REAL(cuModuleLoadData)(module, image), module_end);
+  LOAD(module, image, REAL(cuModuleLoadData)(module, image), module);
 }
 
 CUDA_WRAPPER(cuModuleLoadDataEx, (CUmodule * module, const void *image, unsigned int count,
                                   CUjit_option *options, void **values)) {
   if (!governed()) return REAL(cuModuleLoadDataEx)(module, image, count, options, values);
-  LOAD(module, image, REAL(cuModuleLoadDataEx)(module, image, count, options, values), module_end);
+  LOAD(module, image, REAL(cuModuleLoadDataEx)(module, image, count, options, values), module);
 }
 
 CUDA_WRAPPER(cuModuleLoadFatBinary, (CUmodule * module, const void *image)) {
   if (!governed()) return REAL(cuModuleLoadFatBinary)(module, image);
-  LOAD(module, image, REAL(cuModuleLoadFatBinary)(module, image), module_end);
+  LOAD(module, image, REAL(cuModuleLoadFatBinary)(module, image), module);
 }
 
 static CUresult load_file(CUmodule *module, const char *path, const void *image) {
-  LOAD(module, image, REAL(cuModuleLoad)(module, path), module_end);
+  LOAD(module, image, REAL(cuModuleLoad)(module, path), module);
 }
 
 CUDA_WRAPPER(cuModuleLoad, (CUmodule * module, const char *path)) {
@@ -259,7 +301,10 @@ CUDA_WRAPPER(cuModuleLoad, (CUmodule * module, const char *path)) {
 
 static CUresult unloaded(process *own, CUresult result, record_space space, void *handle,
                          const record *whole) {
-  if (result == CUDA_SUCCESS) leave_variables(own, space, handle, whole->count);
+  if (result == CUDA_SUCCESS) {
+    leave_variables(own, space, handle, whole->count);
+    charge_release(own, whole->device, whole->bytes);
+  }
   if (result != CUDA_SUCCESS) put(own, whole);
   return result;
 }
@@ -287,7 +332,7 @@ CUDA_WRAPPER(cuLibraryLoadData, (CUlibrary * library, const void *code, CUjit_op
   LOAD(library, code,
        REAL(cuLibraryLoadData)(library, code, jit_options, jit_values, jit_count, options, values,
                                count),
-       library_end);
+       library);
 }
 
 static CUresult load_library_file(CUlibrary *library, const char *path, CUjit_option *jit_options,
@@ -297,7 +342,7 @@ static CUresult load_library_file(CUlibrary *library, const char *path, CUjit_op
   LOAD(library, image,
        REAL(cuLibraryLoadFromFile)(library, path, jit_options, jit_values, jit_count, options,
                                    values, count),
-       library_end);
+       library);
 }
 
 CUDA_WRAPPER(cuLibraryLoadFromFile,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that another user may have made."""
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +41,31 @@ def read_file(path: str) -> bytes:
     try:
         content = os.read(descriptor, _BLOCK)
         while more := os.read(descriptor, 16 * _BLOCK):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:
+    """Open a file that another user may have made, without waiting; raise `OSError`.
+
+    Never another kind of file: to open a pipe would wait, and a link leads elsewhere.
+    """
+    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(name))
+    return descriptor
+
+
+def read_regular(path: str | Path, most: int) -> bytes:
+    """Read the first `most` bytes of a file that another user may have made; raise `OSError`."""
+    descriptor = open_regular(path, os.O_RDONLY)
+    try:
+        content = b""
+        while len(content) < most and (more := os.read(descriptor, most - len(content))):
             content += more
         return content
     finally:

@@ -27,6 +27,7 @@ from suspended_shares import (
     ps,
 )
 
+from allotment.ledger import layout
 from allotment.model.errors import BusyError
 from allotment.model.formats import format_bytes
 from allotment.shares.folders import StateFolder
@@ -110,6 +111,25 @@ def test_programs_in_a_pid_namespace_are_found_and_checkpointed(allot: Allot) ->
         assert used_bytes(allot) == 0
         assert allot("resume", "job").returncode == 0
         assert used_bytes(allot) == before
+        process.communicate()
+        assert process.returncode == 0
+
+
+@pytest.mark.skipif(not can_unshare(), reason="a time namespace needs CAP_SYS_ADMIN")
+def test_programs_in_a_time_namespace_are_enforced(allot: Allot) -> None:
+    command = allot.command(
+        "run", *SPEC, "--memory", "8Gi", "--",
+        "unshare", "--time", "--boottime", "1000", "--fork", "--kill-child",
+        sys.executable, HOLDER, "0", str(GI),
+    )  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=allot.environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+        assert [each["enforced"] for each in share["processes"]] == [True]
+        assert [each["memory_used_bytes"] for each in share["devices"]] == [used_bytes(allot)]
         process.communicate()
         assert process.returncode == 0
 
@@ -257,6 +277,29 @@ def test_nothing_is_restored_where_outsiders_have_the_room(begin: Holders, allot
     done = allot("resume", "job")
     assert done.returncode == 0, done.stderr
     assert not is_stopped(pid)
+
+
+def test_what_a_neighbour_writes_into_its_ledger_keeps_none_suspended(
+    begin: Holders, allot: Allot, folder: StateFolder
+) -> None:
+    (pid,) = begin("job", "60Gi")
+    begin("other", "8Gi")
+    inside = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    outside = dict(each.split("=", 1) for each in inside if "=" in each)
+    del outside["ALLOTMENT_SHARE"], outside["LD_PRELOAD"]
+    assert allot("suspend", "job").returncode == 0
+    with (find(folder, "other").directory / "usage").open("r+b") as usage:
+        usage.seek(layout.USAGE_DEVICES_AT + layout.USAGE_DEVICE_TOTAL_VALUE_AT)
+        usage.write((1 << 60).to_bytes(8, "little"))
+    with subprocess.Popen(
+        [sys.executable, HOLDER, "0", str(GI)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=outside,
+    ) as stranger:  # fmt: skip
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        done = allot("resume", "job")
+        assert done.returncode == 0, done.stderr
+        stranger.communicate()
 
 
 @pytest.mark.parametrize("may_move", [False, True])

@@ -477,6 +477,46 @@ static void variables_of_libraries(void) {
   AGREE();
 }
 
+static void libraries_without_a_context_are_charged(void) {
+  CUlibrary library;
+  OK(cuInit(0));
+  OK(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+  EXPECT_EQUAL(charged(0), 8 * MIB);
+  start_on(0);
+  CUdeviceptr address;
+  size_t bytes;
+  OK(cuLibraryGetGlobal(&address, &bytes, library, "large"));
+  AGREE();
+  OK(cuLibraryUnload(library));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  OK(cuCtxSetCurrent(NULL));
+  GIVES(cuLibraryLoadData(&library,
+                          ".version 6.0\n.target sm_50\n.address_size 64\n"
+                          ".global .b8 huge[99000000000];\n",
+                          NULL, NULL, 0, NULL, NULL, 0),
+        CUDA_ERROR_OUT_OF_MEMORY);
+  GIVES(
+      cuLibraryLoadData(&library, "nonsense .global .b8 a[3000000];", NULL, NULL, 0, NULL, NULL, 0),
+      CUDA_ERROR_INVALID_PTX);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void variables_with_names_of_any_length(void) {
+  start_on(0);
+  char image[4096], name[2000] = {0};
+  memset(name, 'n', sizeof name - 1);
+  snprintf(image, sizeof image,
+           ".version 6.0\n.target sm_50\n.address_size 64\n.global .b8 %s[6000000];\n", name);
+  CUmodule module;
+  OK(cuModuleLoadData(&module, image));
+  EXPECT_EQUAL(charged(0), CONTEXT + 6 * MIB);
+  AGREE();
+  OK(cuModuleUnload(module));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
 static void modules_are_refused(void) {
   start_on(0);
   CUmodule module;
@@ -517,6 +557,8 @@ static const test_case cases[] = {
     {"variables_of_modules", variables_of_modules},
     {"modules_in_files", modules_in_files},
     {"variables_of_libraries", variables_of_libraries},
+    {"libraries_without_a_context_are_charged", libraries_without_a_context_are_charged},
+    {"variables_with_names_of_any_length", variables_with_names_of_any_length},
     {"modules_are_refused", modules_are_refused},
     {NULL, NULL},
 };

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from allotment.files import read_file
+from allotment.files import open_regular, read_regular
 from allotment.ledger import lease_layout as layout
 from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
@@ -331,8 +331,7 @@ class _SeatNews:
 
 def _read_seat(path: str, seat: Seat) -> _SeatNews:
     """Raises `OSError` or `LedgerError`."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags)
+    descriptor = open_regular(path, os.O_RDONLY)
     try:
         for _ in range(_PATIENCE):
             head = os.pread(descriptor, _HEAD_BYTES, 0)
@@ -439,7 +438,7 @@ def _contract_bytes(path: str) -> bytes:
     generation = -1
     for _ in range(_PATIENCE):
         try:
-            data = read_file(path)
+            data = read_regular(path, layout.CONTRACT_SIZE)
         except OSError as error:
             raise damaged(path, error.strerror or str(error)) from error
         _check_head(path, data, size=layout.CONTRACT_SIZE, head=_CONTRACT_HEAD)

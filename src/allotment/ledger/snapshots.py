@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from allotment.files import open_regular, read_regular
 from allotment.ledger import layout
 from allotment.ledger.leases import Seat, text, u32, u64
 from allotment.model.errors import LedgerError
@@ -148,12 +149,8 @@ def _check(path: str, data: bytes, *, have: int, size: int, magic: int) -> None:
 
 def _read_policy(path: str) -> LedgerPolicy:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Read no more than needed: the share's programs may have extended the file.
-            data = os.read(descriptor, layout.POLICY_SIZE)
-        finally:
-            os.close(descriptor)
+        # Read no more than needed: the share's programs may have extended the file.
+        data = read_regular(path, layout.POLICY_SIZE)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     _check(path, data, have=len(data), size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
@@ -280,7 +277,7 @@ def read(directory: Path) -> Ledger:
     read_ns = time.monotonic_ns()
     count = len(policy.devices)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDONLY)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     try:

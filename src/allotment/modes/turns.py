@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from allotment.files import read_regular
+from allotment.ledger.lease_layout import CONTRACT_SIZE
 from allotment.ledger.leases import (
     CONTRACT,
     SEATS,
@@ -68,7 +70,7 @@ def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
     """
     folder = _device_folder(devices, uuid)
     with suppress(OSError):  # `take` reports the problem
-        if share.encode() in (folder / CONTRACT).read_bytes():
+        if share.encode() in read_regular(folder / CONTRACT, CONTRACT_SIZE):
             _free_seats(folder, read_contract(folder / CONTRACT), share)
     seat = take(folder, share, terms)
     _mend(folder, read_contract(folder / CONTRACT))
@@ -175,8 +177,8 @@ def _device_folder(devices: Path, uuid: str) -> Path:
             seats.mkdir()
             seats.chmod(0o1777 if is_shared else 0o755)
         return path
-    draft = devices / f"{_DRAFT}{uuid}"
-    shutil.rmtree(draft, ignore_errors=True)
+    # A name of its own: another user's command may have been killed here. `sweep` removes it.
+    draft = devices / f"{_DRAFT}{uuid}-{os.urandom(6).hex()}"
     draft.mkdir()
     draft.chmod(0o755)
     create_device(draft, uuid)

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, open_regular, read_regular
 from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import BusyError, StateError
 from allotment.model.shares import ShareId
@@ -38,10 +38,13 @@ from allotment.model.shares import ShareId
 LAYOUT_VERSION = 2
 _OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
+_INSIDE = "share"
+"""In RUN_FOLDER, a program finds its share there, before any variable names another."""
 _LOCK_WAIT_S = 20.0
 _LOCK_LONGEST_S = 300.0
 _LOCK_NOTE_S = 5.0
 _QUEUE_POLL_S = 0.2
+_LONGEST_VERSION = 4096
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
@@ -122,7 +125,7 @@ class StateFolder:
     def _version(self) -> int | None:
         path = self.root / "version"
         try:
-            text = path.read_text("ascii").strip()
+            text = read_regular(path, _LONGEST_VERSION).decode("ascii").strip()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -158,7 +161,7 @@ class StateFolder:
         version = self._version()
         if mode is not None:
             self._close(mode)
-        own = (self.shares, self.devices, self.queue)
+        own = (self.shares, self.devices, self.queue, *self._inside())
         if version == LAYOUT_VERSION and all(each.is_dir() for each in own):
             self._check_owners()
             self._check_writable()
@@ -167,20 +170,7 @@ class StateFolder:
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owners()
-            permissions = self.root.stat().st_mode & 0o7777
-            for folder in (
-                *own,
-                self.shims,
-                self.simulated,
-                self.libraries,
-            ):
-                if not folder.is_dir():
-                    folder.mkdir(exist_ok=True)
-                    folder.chmod(permissions)  # subfolders are shared by all users like the root
-            mode = 0o666 if permissions & 0o002 else 0o644
-            _make_file(self.root / "lock", b"", mode)
-            if permissions & 0o002:  # root's, so that no user can close or remove it
-                _make_file(self.root / "events", b"", mode)
+            self._make_parts(self.root.stat().st_mode & 0o7777)
             self._close_shares()
             # Last: a folder with a version is complete.
             if version is None:
@@ -193,14 +183,11 @@ class StateFolder:
         self._version()
 
     def open_events(self, flags: int, *, create: bool = False) -> int:
-        """Open the file of events, which is for all who may make shares here; raise `OSError`.
-
-        Never another kind of file: to open a pipe would wait, and a link leads elsewhere.
-        """
+        """Open the file of events, which is for all who may make shares here; raise `OSError`."""
         path = self.root / "events"
         if create and not path.exists():
             _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
-        return _open_regular(path, flags)
+        return open_regular(path, flags)
 
     @contextmanager
     def in_turn(
@@ -280,13 +267,34 @@ class StateFolder:
         """Whether only its owner reaches the shares' files by their paths."""
         return not any(each.stat().st_mode & 0o077 for each in (self.shares, self.devices))
 
+    def _make_parts(self, permissions: int) -> None:
+        parts = (self.shares, self.devices, self.queue, self.shims, self.simulated, self.libraries)
+        for folder in parts:
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                folder.chmod(permissions)  # subfolders are shared by all users like the root
+        is_for_all = permissions & 0o002
+        mode = 0o666 if is_for_all else 0o644
+        _make_file(self.root / "lock", b"", mode)
+        if is_for_all:  # root's, so that no user can close, remove or replace it
+            _make_file(self.root / "events", b"", mode)
+            for folder in self._inside():
+                folder.mkdir(exist_ok=True)
+
+    def _inside(self) -> tuple[Path, ...]:
+        """Where programs look for their share: any user could make that in a folder for all."""
+        if self.root != RUN_FOLDER or not self.root.is_dir():
+            return ()
+        return (self.root / _INSIDE,) if self.root.stat().st_mode & 0o002 else ()
+
     def _check_owners(self) -> None:
         """Refuse what another user could replace: our shares, our libraries, the lock.
 
         A folder's owner may rename any file in it, whatever its mode, and a file's owner may close
-        or remove it. So only root may create what all users use.
+        or remove it. Programs would take a share of another user's making for theirs. So only root
+        may create what all users use.
         """
-        folders = (self.shares, self.devices, self.queue)
+        folders = (self.shares, self.devices, self.queue, *self._inside())
         libraries = (self.shims, self.simulated, self.libraries)
         files = (self.root / "lock", self.root / "version")
         for path in (self.root, *folders, *libraries, *files):
@@ -332,7 +340,7 @@ class StateFolder:
         """
         path = self.root / "lock"
         try:
-            descriptor = _open_regular(path, os.O_RDONLY)
+            descriptor = open_regular(path, os.O_RDONLY)
         except OSError as error:
             raise explained(error, path, "open the lock") from error
         try:
@@ -390,16 +398,6 @@ def lock_holder(descriptor: int) -> str:
     return "a process that is not known here"
 
 
-def _open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:
-    """Open a file that another user may have made, without waiting; raise `OSError`."""
-    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(name))
-    return descriptor
-
-
 def _tickets(queue: int, machine: str, before: str) -> list[str]:
     form = re.compile(rf"[0-9]{{20}}-[0-9]+-{re.escape(machine)}")
     return sorted(name for name in os.listdir(queue) if form.fullmatch(name) and name < before)
@@ -413,7 +411,7 @@ def _has_gone(queue: int, ticket: str) -> bool:
     import fcntl
 
     try:
-        descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+        descriptor = open_regular(ticket, os.O_RDONLY, folder=queue)
     except OSError:
         return True
     try:
@@ -432,7 +430,7 @@ def _await_end(queue: int, ticket: str, until: float) -> None:
 
     if math.isinf(until):
         with suppress(OSError):
-            descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+            descriptor = open_regular(ticket, os.O_RDONLY, folder=queue)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             finally:

@@ -122,6 +122,21 @@ def pid_inside(pid: int) -> int:
     return int(pids[-1]) if pids else pid
 
 
+def names_inside(pid: int) -> set[tuple[int, int | None]]:
+    """How a process may name itself in its ledger: its PID and start time as seen inside.
+
+    A time namespace moves the clock of start times. A process that entered one names itself by the
+    time before, or after an exec by the other.
+    """
+    number, start = pid_inside(pid), start_time(pid)
+    names = {(number, start)}
+    for line in _read(pid, "timens_offsets").splitlines():
+        clock, seconds, _ = line.split()
+        if clock == b"boottime" and start is not None:
+            names.add((number, start + int(seconds) * os.sysconf("SC_CLK_TCK")))
+    return names
+
+
 def _status(pid: int, name: bytes) -> list[bytes]:
     """The words of a line of /proc/PID/status; empty: the process is gone."""
     for line in _read(pid, "status").splitlines():
@@ -131,7 +146,7 @@ def _status(pid: int, name: bytes) -> list[bytes]:
 
 
 def host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
-    """The PID on the machine of a slot's process, by its start time, equal in all namespaces.
+    """The PID on the machine of a slot's process, by the names that it may have inside.
 
     Without a member of that name it is what programs wrote: to be shown, never to be acted on.
     """

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from allotment.files import atomic_write, read_file
+from allotment.files import atomic_write, read_regular
 from allotment.ledger import Ledger, Terms
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
@@ -27,6 +27,7 @@ from allotment.shares.folders import StateFolder, explained, user_name
 RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
+_LONGEST = 32 << 20  # a command can have 2 MiB, and some characters take six bytes here
 _REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
 
@@ -47,7 +48,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     gone.
     """
     try:
-        data = read_file(f"{directory}/{RECORD}")
+        data = read_regular(f"{directory}/{RECORD}", _LONGEST)
     except FileNotFoundError:
         if directory.is_dir():
             raise _damaged(directory, "it is missing") from None
@@ -68,7 +69,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
 @lru_cache(maxsize=1024)  # records seldom change between two looks of `allot top` or the agent
 def _parsed(data: bytes) -> tuple[object, Share | None]:
     """The version, and the share if this program reads it. Raises `ValueError` and others."""
-    document = json.loads(data)
+    document = json.loads(data.decode())
     version = document["version"]
     return version, _from_document(document) if version in _READABLE else None
 
@@ -112,9 +113,12 @@ def _from_document(document: dict[str, Any]) -> Share:
         _rename(suspension, complete="is_complete")
     _rename(document, resized="is_resized")
     try:
-        return msgspec.convert({**document, "devices": devices}, prepared(Share))
+        share = msgspec.convert({**document, "devices": devices}, prepared(Share))
     except msgspec.ValidationError as error:
         raise ValueError(*error.args) from error
+    if any(min(each.memory_bytes, each.compute.guarantee) < 0 for each in share.devices):
+        raise ValueError(share.devices)  # it would be booked as room for others
+    return share
 
 
 def _rename(document: dict[str, Any], **names: str) -> None:
@@ -152,7 +156,7 @@ def write_traces(directory: Path, traces: Traces) -> None:
 def read_traces(directory: Path) -> Traces:
     """Empty if they cannot be read."""
     try:
-        document = json.loads(read_file(f"{directory}/{_NAME}"))
+        document = json.loads(read_regular(f"{directory}/{_NAME}", _LONGEST).decode())
         namespace = document["namespace"]
         members = tuple(
             Runner(int(pid), int(start_time), str(boot_id))
@@ -370,15 +374,24 @@ def read_share(
     return LoadedShare(share_id, directory, share, snapshot, problem, terms)
 
 
-def check_owner(found: LoadedShare) -> None:
-    """Raise `StateError` for the share of another user, unless this is root."""
+def _foreign_owner(found: LoadedShare) -> int | None:
+    """The other user whose share it is; None: this user may change it, or it has ended."""
     try:
         owner = found.directory.stat().st_uid
-    except FileNotFoundError:  # it has ended: the caller finds no share
-        return
-    if os.geteuid() in {0, owner}:
-        return
-    raise StateError(
-        f"share {found.name} belongs to {user_name(owner)}",
-        hint="run this command as that user, or as root",
-    )
+    except FileNotFoundError:
+        return None
+    return None if os.geteuid() in {0, owner} else owner
+
+
+def is_ours(found: LoadedShare) -> bool:
+    """Whether this user may change a share: its owner, and root."""
+    return _foreign_owner(found) is None
+
+
+def check_owner(found: LoadedShare) -> None:
+    """Raise `StateError` for the share of another user, unless this is root."""
+    if (owner := _foreign_owner(found)) is not None:
+        raise StateError(
+            f"share {found.name} belongs to {user_name(owner)}",
+            hint="run this command as that user, or as root",
+        )

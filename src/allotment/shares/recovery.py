@@ -24,6 +24,7 @@ from allotment.shares.process_tree import census, is_alive, is_running, named
 from allotment.shares.record import (
     RECORD,
     LoadedShare,
+    is_ours,
     note_damage,
     note_event,
     read_share,
@@ -56,12 +57,13 @@ def list_shares(folder: StateFolder) -> list[LoadedShare]:
 def recover(folder: StateFolder) -> list[LoadedShare]:
     """Remove ended shares whose runner died; return the remaining shares.
 
-    The caller holds the folder's lock: so each unfinished folder is abandoned.
+    Those of another user remain, too: this user sees not all of their processes, and may not remove
+    them. The caller holds the folder's lock: so each unfinished folder is abandoned.
     """
     for name in os.listdir(folder.shares):  # noqa: PTH208 - names are all
         path = f"{folder.shares}/{name}"
         if name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)  # another user's stays
     shares = list_shares(folder)
     note_damage(folder, shares)
     turns.sweep(folder.devices, {share.id: tuple(share.limits()) for share in shares})
@@ -77,7 +79,7 @@ def recover(folder: StateFolder) -> list[LoadedShare]:
     for loaded in orphans:
         if members[loaded.id] or (loaded.ledger and loaded.ledger.processes):
             remember_members(loaded.directory, members[loaded.id])
-        else:
+        elif is_ours(loaded):
             ended.add(loaded.id)
             remove(folder, loaded)
     return [loaded for loaded in shares if loaded.id not in ended]
@@ -88,10 +90,13 @@ def _is_mount_point(path: str) -> bool:
 
     It has directories in place of a share's files, and would block the share with that id.
     """
-    if os.path.exists(f"{path}/{RECORD}"):  # noqa: PTH110 - for each share
+    try:
+        if os.path.exists(f"{path}/{RECORD}"):  # noqa: PTH110 - for each share
+            return False
+        folder = Path(path)
+        return not (folder / "policy").is_file() and folder.is_dir() and not folder.is_symlink()
+    except PermissionError:  # another user's
         return False
-    folder = Path(path)
-    return not (folder / "policy").is_file() and folder.is_dir() and not folder.is_symlink()
 
 
 def remember_members(directory: Path, members: Iterable[int]) -> None:
@@ -125,8 +130,9 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
 
         remove_spec(Path(loaded.share.cdi_spec))
     failpoint("remove.unpublished")
-    grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}")
-    shutil.rmtree(grave, ignore_errors=True)  # a former share with this id, cut off in its removal
+    # A name that no other user could take before.
+    hidden = f"{_REMOVED}{loaded.id}-"
+    grave = loaded.directory.with_name(f"{hidden}{os.urandom(6).hex()}")
     try:
         loaded.directory.rename(grave)
     except FileNotFoundError:
@@ -137,7 +143,8 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     note_event(folder, "ended", share=loaded.name, share_id=loaded.id)
     turns.free_seats(folder.devices, loaded.id)
     failpoint("remove.freed")
-    shutil.rmtree(grave, ignore_errors=True)
+    for each in folder.shares.glob(f"{hidden}*"):  # also a former one, cut off in its removal
+        shutil.rmtree(each, ignore_errors=True)
     failpoint("remove.cleared")
 
 

@@ -204,11 +204,18 @@ def _check_device_room(
 
 
 def _fixed_bytes(found: LoadedShare, uuid: str) -> int:
-    """A share's memory on a device that cannot be moved to the host."""
+    """A share's memory on a device that cannot be moved to the host.
+
+    Its programs write the use, so it counts up to what they may have.
+    """
     if found.ledger is None or (found.share and found.share.is_off_device):
         return 0
+    after_force = (each.most_bytes or 0 for each in found.devices() if each.uuid == uuid)
+    most = max([found.limits().get(uuid, 0), *after_force])
     pairs = zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
-    return sum(max(0, use.used - use.host_bytes) for policy, use in pairs if policy.uuid == uuid)
+    return sum(
+        max(0, min(use.used, most) - use.host_bytes) for policy, use in pairs if policy.uuid == uuid
+    )
 
 
 def _not_restored(share: Share, refusal: DriverRefusal) -> AllotError:

@@ -30,8 +30,8 @@ from allotment.shares.process_tree import (
     command_of,
     host_pid,
     is_alive,
+    names_inside,
     pid_inside,
-    start_time,
     whole_command,
 )
 from allotment.shares.recovery import without_freed
@@ -546,7 +546,7 @@ def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> in
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
     if not ledger.processes:
         return ()
-    inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
+    inside = {name: pid for pid in members for name in names_inside(pid)}
     return tuple(
         ProcessView(
             pid=(pid := host_pid(process, inside)),

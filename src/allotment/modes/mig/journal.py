@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, read_regular
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, StateError
 from allotment.model.mig import MigInstance
@@ -104,6 +104,7 @@ def _unusable(source: str, why: str) -> StateError:
 
 
 _RECORD: Final = "slice.json"
+_LONGEST: Final = 1 << 20
 _LOCK: Final = "lock"
 _SWITCHED: Final = "switched"
 _DRAFT: Final = ".new-"
@@ -344,7 +345,7 @@ def _read(directory: Path) -> SliceRecord | None:
     path = directory / _RECORD
     with _explaining(path, _READ):
         try:
-            data = path.read_bytes()
+            data = read_regular(path, _LONGEST)
         except (FileNotFoundError, NotADirectoryError):
             return None
     return decode(data, source=str(path))

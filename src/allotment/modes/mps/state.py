@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from allotment.files import atomic_write
+from allotment.files import atomic_write, read_regular
 from allotment.model.errors import StateError
 
 _LONGEST_SOCKET: Final = 107
@@ -34,6 +34,8 @@ OLDER: Final = 2
 WITH_NAMESPACES: Final = 3
 """Versions of a daemon's protocol: the older one is in every driver with MPS."""
 _MOST_EVENTS: Final = 256 << 10
+_LONGEST: Final = 1 << 20
+"""Bytes of a status that are read."""
 
 
 class DaemonState(StrEnum):
@@ -147,7 +149,7 @@ class MpsPlace:
     def status(self) -> MpsStatus:
         """Return the recorded status; an empty one if it cannot be read."""
         try:
-            data = (self.root / "status.json").read_bytes()
+            data = read_regular(self.root / "status.json", _LONGEST)
         except OSError:
             return MpsStatus()
         import msgspec  # late: commands without MPS start faster

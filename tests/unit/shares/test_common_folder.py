@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In a state folder for all users, each of them may make any file beside those of the others.
+
+None of these stops the commands of the others, or lets them wait.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from allotment.cli import doctor
+from allotment.model.devices import Device
+from allotment.model.errors import DoesNotFitError, StateError
+from allotment.model.shares import Runner, Share
+from allotment.shares import folders, lifecycle
+from allotment.shares.folders import StateFolder
+from allotment.shares.lifecycle import ShareOrder
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
+    pytest.mark.timeout(30),
+]
+
+NOBODY, DAEMON = 65534, 1
+FOREIGN = "0123456789ab"
+
+Make = Callable[..., tuple[Share, Path]]
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def common(common_folder: Path, native_dir: Path) -> StateFolder:
+    assert native_dir.is_dir()
+    folder = StateFolder(common_folder)
+    folder.prepare()
+    return folder
+
+
+@pytest.fixture
+def make(
+    common: StateFolder, devices: tuple[Device, ...], order: Callable[..., ShareOrder]
+) -> Make:
+    def create(memory: str = "4Gi", **rest: object) -> tuple[Share, Path]:
+        return lifecycle.create(common, order(memory, **rest), devices[:1])
+
+    return create
+
+
+def test_an_ended_share_of_another_user_stops_nobody_and_stays_booked(
+    common: StateFolder, make: Make, dead_runner: Runner
+) -> None:
+    with as_user(DAEMON):
+        left, _ = make("10Gi", runner=dead_runner)
+    with as_user(NOBODY):
+        own, _ = make("4Gi")
+        with pytest.raises(DoesNotFitError):
+            make("4Gi")
+    assert {each.id for each in lifecycle.list_shares(common)} == {left.id, own.id}
+    with as_user(DAEMON), common.locked():
+        assert [each.id for each in lifecycle.recover(common)] == [own.id]
+
+
+def test_nobody_else_keeps_a_share_from_its_removal(common: StateFolder, make: Make) -> None:
+    with as_user(DAEMON):
+        share, _ = make()
+    with as_user(NOBODY):
+        (common.shares / f".old-{share.id}" / "taken").mkdir(parents=True)
+    with as_user(DAEMON):
+        lifecycle.destroy(common, lifecycle.find(common, share.id), force=True)
+    assert lifecycle.list_shares(common) == []
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def an_endless_file(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_long_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("kind", [a_pipe, an_endless_file, a_long_file])
+@pytest.mark.parametrize("name", ["share.json", "processes.json", "policy", "usage", "contract-0"])
+def test_no_file_of_a_share_is_waited_for(
+    common: StateFolder, make: Make, dead_runner: Runner, name: str, kind: Callable[[Path], None]
+) -> None:
+    with as_user(NOBODY):
+        _, directory = make("1Gi", runner=dead_runner)
+        (directory / name).unlink(missing_ok=True)
+        kind(directory / name)
+    with as_user(DAEMON):
+        make("1Gi")
+    with common.locked():
+        lifecycle.recover(common)
+
+
+@pytest.mark.parametrize("kind", [a_pipe, an_endless_file, a_long_file])
+def test_no_contract_is_waited_for(
+    common: StateFolder, make: Make, kind: Callable[[Path], None]
+) -> None:
+    with as_user(NOBODY):
+        (common.devices / "GPU-9").mkdir()
+        kind(common.devices / "GPU-9" / "contract")
+    with as_user(DAEMON):
+        make("1Gi")
+
+
+def test_a_device_that_another_user_left_unfinished_stops_nobody(
+    common: StateFolder, make: Make, devices: tuple[Device, ...]
+) -> None:
+    with as_user(NOBODY):
+        (common.devices / f".new-{devices[0].uuid}" / "seats").mkdir(parents=True)
+    with as_user(DAEMON):
+        make()
+
+
+@pytest.mark.parametrize("room", ["shares", "devices"])
+def test_a_closed_folder_stops_nobody(common: StateFolder, make: Make, room: str) -> None:
+    with as_user(NOBODY):
+        (common.root / room / FOREIGN).mkdir(mode=0o700)
+    with as_user(DAEMON):
+        make()
+        assert [each.problem is None for each in lifecycle.list_shares(common)][-1]
+
+
+@pytest.mark.parametrize(
+    ("written", "negative"),
+    [
+        (f'"memory_bytes": {4 << 30}', f'"memory_bytes": -{70 << 30}'),
+        ('"guarantee": 0', '"guarantee": -9'),
+    ],
+    ids=["memory", "guarantee"],
+)
+def test_a_record_with_less_than_nothing_is_damaged(
+    common: StateFolder, make: Make, written: str, negative: str
+) -> None:
+    share, directory = make("4Gi")
+    record = (directory / "share.json").read_text()
+    assert written in record
+    (directory / "share.json").write_text(record.replace(written, negative))
+    (found,) = lifecycle.list_shares(common)
+    assert isinstance(found.problem, StateError)
+    assert found.limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger
+
+
+def test_who_made_the_lock_could_replace_it(common: StateFolder) -> None:
+    os.chown(common.root / "lock", NOBODY, NOBODY)
+    with as_user(DAEMON), pytest.raises(StateError, match="lock belongs to another user"):
+        common.prepare()
+    (common.root / "lock").unlink()
+    with as_user(DAEMON), pytest.raises(StateError, match="only root may create it"):
+        common.prepare()
+
+
+def test_where_programs_look_for_their_share_is_roots(
+    common: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "RUN_FOLDER", common.root)
+    with as_user(DAEMON), pytest.raises(StateError, match="share does not exist") as caught:
+        common.prepare()
+    hint = (caught.value.hint or "").partition(": ")[2]
+    assert hint == f"mkdir -p -m 1777 {common.root} && allot doctor --state {common.root}"
+    CliRunner().invoke(doctor.command, ["--state", str(common.root)])
+    with as_user(DAEMON):
+        common.prepare()
+    os.chown(common.root / "share", NOBODY, NOBODY)
+    with as_user(DAEMON), pytest.raises(StateError, match="share belongs to another user"):
+        common.prepare()
+
+
+@pytest.fixture(autouse=True)
+def _whole(common_folder: Path) -> Iterator[None]:
+    """Removes what others closed."""
+    yield
+    shutil.rmtree(common_folder, ignore_errors=True)
+    common_folder.mkdir(exist_ok=True)
