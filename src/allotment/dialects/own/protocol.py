@@ -72,6 +72,8 @@ class PodAnnotations:
     preferences: Preferences = field(default=Preferences())
 
 
+MAX_DEVICES: Final = 1024
+"""More GPUs than any node has: larger numbers are mistakes."""
 _MAX_SHOWN = 60
 
 
