@@ -166,9 +166,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   } else if (load(at->idle_since_ns) == 0) {
     store(at->idle_since_ns, now);
   }
-  if (queued != 0) {
-    allot_lease_tell_running(&at->leases, load(at->waits) != 0 ? 0 : load(at->progress_ns));
-  }
+  if (queued != 0) allot_lease_tell_running(&at->leases, load(at->progress_ns));
   if (at->is_held != 0 || queued != 0) allot_lease_beat(&at->leases, queued != 0, now);
   if (at->is_held != 0) {
     keep_lease(at, now, queued);
@@ -303,8 +301,7 @@ static void settle_accounts(compute_state *all) {
     pthread_mutex_lock(&at->lease_lock);
     if (load(at->uncharged_ns) != 0) charge(at, now);
     bool busy = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0;
-    bool is_running = busy && load(at->waits) == 0;
-    allot_lease_tell_running(&at->leases, is_running ? load(at->progress_ns) : 0);
+    allot_lease_tell_running(&at->leases, busy ? load(at->progress_ns) : 0);
     allot_lease_beat(&at->leases, busy, now);
     pthread_mutex_unlock(&at->lease_lock);
   }
