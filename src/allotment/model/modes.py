@@ -46,7 +46,7 @@ class Traits:
     is_time_sliced: bool = False
     """The driver gives its programs their turns, and a share is promised no part of a device."""
     ignores: frozenset[str] = frozenset()
-    """Settings of compute without effect: `weight`, `ceiling`, `class`, or one class by its name."""
+    """Settings of compute without effect: `weight`, `ceiling`, `class`, or a class by its name."""
     least_ceiling: int = 0
     """Basis points; it cannot enforce a lower ceiling."""
     least_bytes: int = 0

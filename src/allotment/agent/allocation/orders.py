@@ -252,10 +252,7 @@ def _modes_of(pod: Pod, ask: ContainerAsk, request: Request, offer: Offer) -> tu
         return possible
     has = " or ".join(map(repr, offered)) or "of no mode"
     if ask.mode is None:
-        reasons = "; ".join(
-            f"in mode {mode} {_unsuited(request, mode)}"
-            for mode in offered
-        )
+        reasons = "; ".join(f"in mode {mode} {_unsuited(request, mode)}" for mode in offered)
         problem = f"mode {has} cannot serve this request: {reasons}"
         hint = "request bytes, name a profile (allotment.dev/mig-profile), or choose a node that"
         hint += " has GPUs of mode soft"
