@@ -276,7 +276,7 @@ static void describe(const allot_leases *leases, const allot_lease_state *state,
       .lent = held && state->is_lent != 0,
       .epoch = state->epoch,
       .budget_ns = ceiling >= ALLOT_WHOLE ? UINT64_MAX
-                   : budget > 0           ? (uint64_t)budget
+                   : budget > 0           ? at_most((uint64_t)budget, ALLOT_BURST_NS)
                                           : 0,
       .expires_ns = state->expires_ns,
       .keep_ns = held ? state->keep_ns : 0,

@@ -178,6 +178,8 @@ typedef struct allot_place_head {
   uint64_t spares[1];
 } allot_place_head;
 
+// What a ceiling lets a share catch up of what it left unused.
+#define ALLOT_BURST_NS 25000000ull
 // A holder that shows no sign of life for so long is evicted.
 #define ALLOT_STOPPED_NS 25000000ull
 

@@ -289,7 +289,8 @@ static void charge(view *at, int seat, uint64_t time_ns) {
   own->used_ns += time_ns;
   own->virtual_ns += time_ns * ALLOT_WHOLE / lease_rate_of(at, seat);
   if (ceiling_of(at, seat) < ALLOT_WHOLE) {
-    int64_t most = BURST_NS + (int64_t)time_ns;
+    // Idle before the work, it kept no more than a burst.
+    int64_t most = BURST_NS + (int64_t)part_of(time_ns, ceiling_of(at, seat));
     own->budget_ns = (own->budget_ns < most ? own->budget_ns : most) - (int64_t)time_ns;
     if (own->budget_ns < CRUMB_NS) own->blocked = 1;
   }

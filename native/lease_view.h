@@ -8,8 +8,7 @@
 
 #define MILLISECOND 1000000ll
 
-// What a ceiling lets a share catch up of what it left unused.
-#define BURST_NS (25 * MILLISECOND)
+#define BURST_NS ((int64_t)ALLOT_BURST_NS)
 // A share that has spent its budget runs again when it has this much: in pieces, not in crumbs.
 #define PIECE_NS (2 * MILLISECOND)
 #define LONGEST_LEASE_NS (60000 * MILLISECOND)

@@ -204,7 +204,8 @@ static bool still_moving(void *context, uint64_t took_ns) {
 void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now) {
   at->is_held = 1;
   at->epoch = lease->epoch;
-  store(at->progress_ns, now);
+  // A queue that waits may depend on a launch: how long it has, counts on.
+  if (load(at->waits) == 0) store(at->progress_ns, now);
   store(at->idle_since_ns, now);
   allot_lease_beat(&at->leases, true, now);
   if (at->waiting_since_ns != 0) {

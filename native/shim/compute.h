@@ -62,6 +62,7 @@ typedef struct compute_device {
   uint64_t move_ns;           // to be told with the next charge
   uint64_t idle_since_ns;     // 0: busy
   uint32_t is_running;        // something of the queue has begun and not ended
+  uint32_t waits;             // nothing of it has, as the driver says
   uint64_t forced_ns;         // when a launch was last let through a stuck queue
 
   // Measuring.

@@ -63,10 +63,11 @@ static void charge(compute_device *at, uint64_t now) {
   if (was_shut && load(at->gate) == GATE_OPEN) admission_wake(at);
 }
 
-// Gives the lease back if nothing is queued. With the lease_lock held.
+// Gives the lease back if nothing is queued, or if that waits (for the host, or for a copy): nobody
+// knows for how long, and it may begin in another's turn. With the lease_lock held.
 static bool release(compute_device *at, uint64_t now) {
   __atomic_store_n(&at->gate, GATE_SHUT, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0) return false;
+  if (__atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0 && load(at->waits) == 0) return false;
   allot_lease lease;
   bool wants_more = load(at->waiters) != 0;
   uint64_t used = take_uncharged(at);
@@ -112,7 +113,11 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   // What it used decides for how long the device is kept for it.
   bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
   if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
-  if (at->is_held == 0 || at->is_moving != 0 || queued != 0) return;
+  if (at->is_held == 0 || at->is_moving != 0) return;
+  if (queued != 0) {
+    if (load(at->waits) != 0 && load(at->is_contended) != 0) release(at, now);
+    return;
+  }
   if (load(at->gate) == GATE_SHUT) give_way(at, now);
   if (at->is_held == 0 || load(at->gate) == GATE_SHUT) return;
   if (load(at->waiters) != 0) {
@@ -185,7 +190,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   // Nobody waits for the end of the work: others send a message when they do.
   bool is_watched =
       load(at->is_contended) != 0 || load(at->is_strict) != 0 || load(at->waiters) != 0 || !held;
-  if (!is_watched) return now + BEAT_NS / 2;
+  if (!is_watched || (!held && load(at->waits) != 0)) return now + BEAT_NS / 2;
   uint64_t dry = admission_dry_ns(at), last = load(at->progress_ns);
   uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);
   if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;

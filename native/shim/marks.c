@@ -30,7 +30,7 @@
 // A stream without work is looked after for so long yet.
 #define RETIRE_NS (20 * MILLISECOND)
 // After so long without an end of anything it is asked whether anything has begun.
-#define OVERDUE_NS (5 * MILLISECOND)
+#define OVERDUE_NS MILLISECOND
 
 // ---- batches ----
 
@@ -467,14 +467,24 @@ static stream_state *first_active(compute_device *at) {
   return first;
 }
 
+// What is queued behind a copy or a wait of the host has not begun: the device is not used.
+static void note_running(compute_device *at, bool is_running, bool waits, uint64_t now) {
+  if (is_running && __atomic_load_n(&at->waits, __ATOMIC_RELAXED) != 0) {
+    __atomic_store_n(&at->progress_ns, now, __ATOMIC_RELAXED);
+  }
+  __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
+  __atomic_store_n(&at->waits, waits, __ATOMIC_RELAXED);
+}
+
 uint64_t marks_collect(compute_device *at, uint64_t now) {
   mark_store *store = &at->all->marks;
   uint64_t begun = 0;
   uint64_t last = __atomic_load_n(&at->progress_ns, __ATOMIC_RELAXED);
-  bool is_overdue = now > last + OVERDUE_NS, is_running = false;
+  bool is_overdue = now > last + OVERDUE_NS, is_running = false, is_open = false, is_left = false;
   bool is_dry = now + NEAR_NS > admission_dry_ns(at);
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     batch *oldest = oldest_of(store, of);
+    if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) is_open = true;
     if (oldest == NULL) continue;
     if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
       if (oldest->launches != 0) {  // it runs, as far as is known
@@ -496,13 +506,14 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     }
     if (any) __atomic_store_n(&at->progress_ns, now, __ATOMIC_RELAXED);
     if (early_ns > MARGIN_NS) bring_forward(at, of, early_ns);
+    if (oldest != NULL) is_left = true;
     if (oldest == NULL || oldest->launches == 0) continue;
     begun += oldest->expected_ns;
     if (is_overdue && !is_running) {
       is_running = DRIVER(USED(cuEventQuery)(oldest->start->event)) == CUDA_SUCCESS;
     }
   }
-  __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
+  note_running(at, is_running, is_overdue && is_left && !is_running && !is_open, now);
   retire_idle(at, now);
   return begun;
 }

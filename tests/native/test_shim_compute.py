@@ -396,3 +396,30 @@ def test_long_kernels_are_paid_back(turns: Turns, load: Callable[..., Load]) -> 
     short.had_ns(1)
     reach(lambda: short.had_ns(4), 0.12, 0.3)
     long.process.kill()
+
+
+@pytest.mark.measured
+def test_a_queue_that_waits_for_the_host_keeps_no_turn(
+    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+) -> None:
+    other = load(turns.share("other", "50:100")[0], 200_000)
+    waits = subprocess.Popen(
+        [str(shim_hosts.program("host_brief")), "behind", "60", str(MS), str(30 * MS)],
+        env=shim_hosts.environment(turns.share("waits", "50:100")[0]),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert waits.stdout is not None
+        assert waits.stdout.readline() == b"ready\n"
+        reach(lambda: other.had_ns(1), 0.8, 1.1)
+    finally:
+        waits.kill()
+        waits.communicate()
+
+
+@pytest.mark.measured
+def test_idle_time_is_not_saved_for_a_burst(turns: Turns, shim_hosts: ShimHosts) -> None:
+    share, _ = turns.share("one", "10")
+    command = [str(shim_hosts.program("host_brief")), "burst", "64", str(20 * MS), str(4000 * MS)]
+    done = shim_hosts.run(command, shim_hosts.environment(share))
+    assert int(done.stdout.split()[0]) / 2e9 < 0.15

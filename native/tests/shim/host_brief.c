@@ -6,16 +6,22 @@
 //   host_brief _exit NANOSECONDS         the same without exit handlers
 //   host_brief contexts COUNT NANOSECONDS   as many contexts, one kernel in each
 //   host_brief gaps SECONDS NANOSECONDS GAP kernels that are waited for, and a gap after each
+//   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
+//   host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
 //
 // Prints how many nanoseconds of kernels it has run, and in how many.
 #include <unistd.h>
 
 #include "compute_host.h"
 
-static uint64_t run_one(CUfunction function, uint64_t ns) {
-  spin(function, ns, NULL);
-  OK(cuCtxSynchronize());
+static uint64_t run_in(CUfunction function, uint64_t ns, CUstream stream) {
+  spin(function, ns, stream);
+  OK(cuStreamSynchronize(stream));
   return ns;
+}
+
+static uint64_t run_one(CUfunction function, uint64_t ns) {
+  return run_in(function, ns, NULL);
 }
 
 static uint64_t run_contexts(int count, uint64_t ns) {
@@ -38,13 +44,64 @@ static uint64_t run_gaps(double seconds, uint64_t ns, uint64_t gap_ns) {
   return had;
 }
 
+// ---- behind a wait of the host ----
+
+static uint64_t wait_ns;
+
+static void wait_on_host(void *unused) {
+  (void)unused;
+  pause_ns(wait_ns);
+}
+
+static uint64_t run_behind(double seconds, uint64_t ns) {
+  CUfunction function = spin_function();
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  uint64_t end = now_ns() + (uint64_t)(seconds * 1e9), had = 0;
+  while (now_ns() < end) {
+    OK(cuLaunchHostFunc(stream, wait_on_host, NULL));
+    spin(function, ns, stream);
+    if (had == 0) puts("ready");
+    fflush(stdout);
+    OK(cuStreamSynchronize(stream));
+    had += ns;
+  }
+  return had;
+}
+
+// ---- a burst after idling ----
+
+#define MOST_STREAMS 64
+
+// What it has within two seconds.
+static uint64_t run_burst(int count, uint64_t ns, uint64_t idle_ns) {
+  CUfunction function = spin_function();
+  CUstream streams[MOST_STREAMS];
+  EXPECT(count <= MOST_STREAMS);
+  for (int i = 0; i < count; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+  run_in(function, ns, streams[0]);
+  pause_ns(1000 * MS);  // it has paid for that
+  spin_on_devices(function, 100 * US, streams[0]);
+  OK(cuStreamSynchronize(streams[0]));
+  pause_ns(idle_ns);
+  uint64_t before = truth_ns(), end = now_ns() + 2000 * MS;
+  for (int i = 0; i < count && now_ns() < end; i++) spin(function, ns, streams[i]);
+  if (now_ns() < end) pause_ns(end - now_ns());
+  return truth_ns() - before;
+}
+
 int main(int argc, char **argv) {
   look_at_share();
   start_on(0);
   uint64_t begun = now_ns(), had = 0;
   if (argc == 3) had = run_one(spin_function(), strtoull(argv[2], NULL, 10));
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
-  if (argc == 5) {
+  if (argc == 5 && strcmp(argv[1], "behind") == 0) {
+    wait_ns = strtoull(argv[4], NULL, 10);
+    had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
+  } else if (argc == 5 && strcmp(argv[1], "burst") == 0) {
+    had = run_burst(atoi(argv[2]), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
+  } else if (argc == 5) {
     had = run_gaps(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
   }
   printf("%llu %llu\n", (unsigned long long)had, (unsigned long long)(now_ns() - begun));

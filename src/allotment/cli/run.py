@@ -277,7 +277,7 @@ def _refuse_without_effect(
     given = {
         "--compute": bool(compute) and not any(trait.enforces_compute for trait in traits),
         "the ceiling of --compute": has_ceiling and "ceiling" in ignored,
-        "--class": bool(kind) and ("class" in ignored or (kind == "latency" and not takes_turns)),
+        "--class": bool(kind) and ("class" in ignored or kind in ignored),
         "--weight": weight is not None and "weight" in ignored,
     }
     without_effect = [option for option, is_it in given.items() if is_it]

@@ -46,7 +46,7 @@ class Traits:
     is_time_sliced: bool = False
     """The driver gives its programs their turns, and a share is promised no part of a device."""
     ignores: frozenset[str] = frozenset()
-    """Settings of compute without effect: `weight`, `class`, `ceiling`."""
+    """Settings of compute without effect: `weight`, `ceiling`, `class`, or a class by its name."""
     least_ceiling: int = 0
     """Basis points; it cannot enforce a lower ceiling."""
     least_bytes: int = 0
@@ -69,7 +69,7 @@ TRAITS: Final[Mapping[str, Traits]] = {
     MPS: Traits(
         has_shim=True,
         needs_daemon=True,
-        ignores=frozenset({"weight"}),
+        ignores=frozenset({"weight", "latency"}),
         least_ceiling=100,  # The driver treats less than 1 % as no limit.
         stays_because="its programs are clients of MPS, and the driver is not known to checkpoint"
         " those without harm",
@@ -77,7 +77,7 @@ TRAITS: Final[Mapping[str, Traits]] = {
     MIG: Traits(
         has_shim=True,
         is_slice=True,
-        ignores=frozenset({"weight", "class", "ceiling"}),
+        ignores=frozenset({"weight", "class", "latency", "ceiling"}),
         fixed_because="its slice is the hardware's",
     ),
     EXCLUSIVE: Traits(is_exclusive=True, fixed_because=_NO_SHIM),

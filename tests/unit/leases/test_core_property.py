@@ -450,6 +450,15 @@ def test_a_budget_is_never_more_than_a_burst() -> None:
         assert core.state.seats[0].budget_ns <= BURST_NS
 
 
+def test_a_holder_that_idles_saves_no_more_than_a_burst() -> None:
+    core = Core()
+    core.take_seat(0, lease_states.terms(1000, 1000))
+    core.decide(Kind.JOIN, S, place=0, seat=0)
+    core.decide(Kind.WANT, S, place=0)
+    core.decide(Kind.CHARGE, 100 * S, place=0, used_ns=S)
+    assert core.state.seats[0].budget_ns <= BURST_NS - S + S // 10
+
+
 # ---- the header ----
 
 

@@ -11,7 +11,13 @@ from dataclasses import replace
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_SHARE, Offer, Resource
 from allotment.dialects import asks_of
-from allotment.dialects.own.protocol import in_modes, suiting, unresizable, unsuited
+from allotment.dialects.own.protocol import (
+    in_modes,
+    suiting,
+    unresizable,
+    unsuited,
+    without_effect,
+)
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import MisplacedError, StateError, UsageError
 from allotment.model.formats import format_bytes, format_percent
@@ -246,10 +252,7 @@ def _modes_of(pod: Pod, ask: ContainerAsk, request: Request, offer: Offer) -> tu
         return possible
     has = " or ".join(map(repr, offered)) or "of no mode"
     if ask.mode is None:
-        reasons = "; ".join(
-            f"in mode {mode} {unsuited(request, mode) or 'its compute is not enforced'}"
-            for mode in offered
-        )
+        reasons = "; ".join(f"in mode {mode} {_unsuited(request, mode)}" for mode in offered)
         problem = f"mode {has} cannot serve this request: {reasons}"
         hint = "request bytes, name a profile (allotment.dev/mig-profile), or choose a node that"
         hint += " has GPUs of mode soft"
@@ -258,6 +261,11 @@ def _modes_of(pod: Pod, ask: ContainerAsk, request: Request, offer: Offer) -> tu
         problem += f" is {has}"
         hint = _OTHER_MODE
     raise UsageError(f"pod {pod}, container {ask.container!r}: {problem}", hint=hint)
+
+
+def _unsuited(request: Request, mode: str) -> str:
+    lost = without_effect(request, mode)
+    return unsuited(request, mode) or f"{' and '.join(lost)} has no effect"
 
 
 def _of_slots(

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from allotment.dialects.own.protocol import in_modes, refusal, shown, unsuited
+from allotment.dialects.own.protocol import MAX_DEVICES, in_modes, refusal, shown, unsuited
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes, meant
@@ -24,8 +24,6 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PERCENT: Final = WHOLE // 100
 """Basis points in one percent of a GPU."""
-MAX_DEVICES: Final = 1024
-"""More GPUs than any node has: larger numbers are mistakes."""
 PLACE_ANEW: Final = "restart the pod to place it again"
 """The hint for an unreadable record of another system."""
 Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]

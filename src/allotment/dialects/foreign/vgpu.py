@@ -66,7 +66,6 @@ FORCE: Final = "force"
 DISABLE: Final = "disable"
 _CORE_POLICIES: Final = (DEFAULT, FORCE, DISABLE)
 _MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": MIG, "mps": MPS}
-WITHOUT_TURNS: Final = "shares do not take turns in a MIG slice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +356,9 @@ def in_sharing_modes(
     if has_only_slices(modes):
         # Settings that these systems apply to all pods, or to pods that compete for GPU time.
         request = replace(request, may_oversubscribe=False)
-        if request.compute.kind is not ComputeClass.NORMAL:
-            notes.append(f"its priority: {WITHOUT_TURNS}")
-            request = replace(request, compute=revised(request.compute, kind=ComputeClass.NORMAL))
+    if all(request.compute.kind in traits_of(mode).ignores for mode in modes):
+        notes.append(f"its priority: shares do not take turns in mode {_words(modes)}")
+        request = replace(request, compute=revised(request.compute, kind=ComputeClass.NORMAL))
     suited = suiting(request, modes)
     if not suited:
         why = unsuited(request, modes[0]) or " and ".join(without_effect(request, modes[0]))

@@ -28,6 +28,7 @@ from allotment.dialects.own.annotations import (
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import (
     ANY_MEMORY,
+    MAX_DEVICES,
     STRONGEST,
     PlacementWish,
     PodAnnotations,
@@ -251,6 +252,9 @@ def _check_amounts(pod: Pod, container: Container) -> None:
         if amount > MAX_BYTES:
             problem = f"{name} is {amount}, more than any node can have"
             raise refusal(pod, container.name, problem, hint="write an amount below 8Ei")
+    if there.get(GPU, 0) > MAX_DEVICES:
+        problem = f"{GPU} is {there[GPU]}, more GPUs than any node has"
+        raise refusal(pod, container.name, problem, hint="ask for no more than one node has")
     if not there.get(GPU):
         without = " and ".join(each for each in (GPU_MEMORY, GPU_COMPUTE) if each in there)
         problem = f"it asks for {without} without {GPU}"

@@ -72,6 +72,8 @@ class PodAnnotations:
     preferences: Preferences = field(default=Preferences())
 
 
+MAX_DEVICES: Final = 1024
+"""More GPUs than any node has: larger numbers are mistakes."""
 _MAX_SHOWN = 60
 
 
@@ -151,7 +153,7 @@ def without_effect(request: Request, mode: str) -> tuple[str, ...]:
     found = []
     if "weight" in ignored and its.weight != DEFAULT_WEIGHT:
         found.append(f"the weight {its.weight}")
-    if "class" in ignored and its.kind is not ComputeClass.NORMAL:
+    if its.kind in ignored or ("class" in ignored and its.kind is not ComputeClass.NORMAL):
         found.append(f"the class {its.kind}")
     if "ceiling" in ignored and its.ceiling not in {its.guarantee, WHOLE}:
         found.append(f"the ceiling of {format_percent(its.ceiling)} percent")

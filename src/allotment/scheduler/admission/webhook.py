@@ -216,7 +216,7 @@ class PodWebhook:
             need = PodNeed(
                 uid=PodUid(""), namespace=pod.namespace, name=pod.name, containers=wanted
             )
-            self._check_quota(need, dialect)
+            self._check_quota(pod, need, dialect)
             change = replace(change, scheduler=self._scheduler_of(pod))
             warnings += self._told(pod, change)
             warnings += _without_compute(pod, wanted)
@@ -254,8 +254,16 @@ class PodWebhook:
         title = self._titles.get(translation.dialect, translation.dialect)
         return [f"{request} ({title})" for request in translation.passed_over]
 
-    def _check_quota(self, need: PodNeed, dialect: str) -> None:
-        rejection = self._quotas.check_new(need, dialect=dialect) if self._quotas else None
+    def _check_quota(self, pod: ForeignPod, need: PodNeed, dialect: str) -> None:
+        if self._quotas is None:
+            return
+        if pod.node and self._quotas.is_limited(pod.namespace):
+            raise _ForbiddenError(
+                f"pod {pod}: spec.nodeName is set, so no scheduler checks the namespace's quota of"
+                " GPUs when the pod gets them; hint: select the node instead:"
+                f" `nodeSelector: {{kubernetes.io/hostname: {pod.node}}}`"
+            )
+        rejection = self._quotas.check_new(need, dialect=dialect)
         if rejection is not None:
             raise _ForbiddenError(f"pod {need}: {rejection.text}; hint: {rejection.hint}")
 

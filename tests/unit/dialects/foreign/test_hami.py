@@ -369,7 +369,15 @@ def test_what_a_slice_does_not_know_is_told() -> None:
     assert (its.mode, its.count, its.may_oversubscribe) == ("mig", 2, False)
     assert its.compute == Compute(2000, WHOLE, is_governed=True)
     assert found.passed_over == (
-        "container 'train': its priority: shares do not take turns in a MIG slice",
+        "container 'train': its priority: shares do not take turns in mode mig",
+    )
+
+
+def test_a_priority_is_told_where_no_mode_has_turns() -> None:
+    found = translate(pod(container(gpu=1, mem=4000, priority=0), vgpu_mode="mps"))
+    assert found.containers[0].request.compute.kind == "normal"
+    assert found.passed_over == (
+        "container 'train': its priority: shares do not take turns in mode mps",
     )
 
 

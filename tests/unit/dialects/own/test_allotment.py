@@ -136,6 +136,7 @@ def test_values_by_container() -> None:
         (pod(container(gpu=1, compute=0)), "allotment.dev/gpu-compute is 0"),
         (pod(container(gpu=-1)), "allotment.dev/gpu is -1"),
         (pod(container(gpu=1, memory=MAX_BYTES + 1)), "more than any node can have"),
+        (pod(container(gpu=1025)), "more GPUs than any node has"),
         (pod(container(gpu=1, memory=4096)), "4096 bytes, less than 1Mi"),
         (pod(container(gpu=4, memory=2 << 20)), "524288 for each of its 4 GPUs"),
         (pod(container(gpu=1, compute=101)), "101 percent of each of 1 GPU"),

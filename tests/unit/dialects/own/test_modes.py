@@ -86,7 +86,8 @@ def test_lists_are_by_container_too() -> None:
         ({}, {}, ("soft", "mps")),  # all of a GPU's memory: of which?
         ({"gpu": 2, "memory": 8 * GI}, {}, ("mig", "soft")),
         ({"memory": 4 * GI}, {"oversubscribe": "true"}, ("soft", "mps")),
-        ({"memory": 4 * GI}, {"class": "latency"}, ("soft", "mps")),
+        ({"memory": 4 * GI}, {"class": "latency"}, ("soft",)),
+        ({"memory": 4 * GI}, {"class": "besteffort"}, ("soft", "mps")),
         ({"memory": 4 * GI}, {"weight": "200"}, ("soft",)),
         ({"memory": 4 * GI}, {"compute": ":0.5"}, ("soft",)),
         ({"memory": 4 * GI}, {"compute": ":50"}, ("soft", "mps")),
@@ -154,6 +155,7 @@ def test_a_profile_by_container() -> None:
         ({"gpu": 2, "memory": GI}, {"mode": "mps"}, "in mode mps a share has one GPU"),
         ({"gpu": 2, "memory": GI}, {"mode": "soft,mps"}, "in mode mps a share has one GPU"),
         ({"memory": GI}, {"mode": "mps", "compute": ":0.5"}, "less than mode mps can enforce"),
+        ({"memory": GI}, {"mode": "mps", "class": "latency"}, "latency has no effect in mode mps"),
         ({"memory": GI}, {"mode": "strongest,soft"}, "strongest means a list"),
         ({"memory": GI}, {"mode": "mig,mig"}, "it has mig twice"),
         ({"memory": GI}, {"mode": "mgi"}, "did you mean 'mig'?"),

@@ -353,6 +353,20 @@ def test_a_namespace_without_quota_left_is_refused() -> None:
     assert response(hook, pod(container(aliyun=9)), namespace="another")["allowed"]
 
 
+@pytest.mark.parametrize("key", ["requests.allotment.dev/gpu-memory", "limits.nvidia.com/gpumem"])
+def test_no_pod_goes_around_a_quota_by_naming_its_node(key: str) -> None:
+    """Its whole GPU is of unknown size, and no scheduler learns it when it binds the pod."""
+    book = QuotaBook()
+    book.set_quotas([NamespaceQuota(namespace="team", name="gpus", hard={key: "8Gi"})])
+    hook = PodWebhook(DIALECTS, quotas=book)
+    document = pod(container(gpu=1), nodeName="n1")
+    message, code = refused(hook, document)
+    assert ("spec.nodeName is set" in message, code) == (True, 403)
+    assert "kubernetes.io/hostname: n1" in message
+    assert response(hook, pod(container(gpu=1)))["allowed"]
+    assert response(hook, document, namespace="another")["allowed"]
+
+
 # ---- not ours ------------------------------------------------------------------------------------
 
 
