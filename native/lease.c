@@ -330,8 +330,10 @@ static void note_wait(allot_leases *leases, uint64_t from_ns, uint64_t until_ns)
   waits->excused_ns -= excused;
   waits->waited_ns += counted;
   if (is_other_seat(leases, waits->author)) leases->others[waits->author].delayed_ns += counted;
+  // A share that was named by another is less to blame: it may not know better.
   if (is_other_seat(leases, waits->holder) && waits->holder != waits->author) {
-    leases->others[waits->holder].delayed_ns += counted;
+    const bool was_named = is_other_seat(leases, waits->author);
+    leases->others[waits->holder].delayed_ns += was_named ? counted - counted / 8 : counted;
   }
 }
 
@@ -359,7 +361,7 @@ static void note_turn(allot_leases *leases, const allot_lease_state *state, uint
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   waits->seen_ns = now_ns;
   waits->waits = state->places[leases->place].state == ALLOT_PLACE_WAITING && !is_ours &&
-                 own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED);
+                 own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED) && !leases->queue_waits;
   waits->holds = holds;
   waits->author = leases->author;
   waits->holder = state->holder < 0 ? -1 : state->places[state->holder].seat;

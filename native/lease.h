@@ -291,6 +291,7 @@ typedef struct allot_leases {
   int author;        // the seat whose word on the lease counts; -1: this one
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
+  bool queue_waits;   // for the host or for a copy: its own waits for turns do not count
   int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share
   char seats_path[1100], lock_path[1100], own_path[1100];
   allot_neighbour others[ALLOT_SEATS];
@@ -339,7 +340,7 @@ void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease)
 // Accounts for measured GPU time and tells how things stand.
 void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
                         allot_lease *lease);
-// The same, and gives the lease back: nothing of this process is on the GPU any more. With
+// The same, and gives the lease back: nothing of this process runs on the GPU any more. With
 // `wants_more` it waits for its next one at once.
 void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
                          uint64_t now_ns, allot_lease *lease);

@@ -35,7 +35,8 @@
 #define GRACE_MARGIN_NS (MILLISECOND / 10)
 // A longer one is worth waiting for if the launch that would begin in it is longer by so much.
 #define GRACE_LAUNCH_PARTS 8
-// A share is harmed that loses more than one part in so many of what it is owed.
+// A share whose gaps are longer than half its bursts is harmed where it loses more than one part
+// in so many of what it is owed.
 #define HARM_PARTS 8
 
 // ---- whose turn it is ----
@@ -224,12 +225,15 @@ static void settle_grace(view *at, uint64_t elapsed) {
   }
 }
 
-// Would it be left with clearly less than it is owed if another's launch ran in each of its gaps?
+// Would it be left with less than it is owed if another's launch ran in each of its gaps? Gaps of
+// more than half a burst cost others more: they are kept only where that is clearly less.
 static bool is_harmed(const view *at, const allot_place_state *one, uint64_t launch_ns) {
   if (launch_ns <= one->gap_ns) return false;
   uint64_t burst_ns = at_most(one->burst_ns, LONGEST_LEASE_NS);
   uint64_t left = burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns);
-  return left < at->fraction[one->seat] - at->fraction[one->seat] / HARM_PARTS;
+  uint64_t owed = at->fraction[one->seat];
+  if (one->gap_ns > burst_ns / 2) owed -= owed / HARM_PARTS;
+  return left < owed;
 }
 
 static uint64_t keep_of(const view *at) {

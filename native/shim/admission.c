@@ -3,7 +3,8 @@
 //
 // Without contention a launch into a batch that is open makes one compare-and-swap. A batch is
 // counted before the gate is looked at, and the keeper shuts the gate before it looks at the count:
-// one of them sees the other, so nothing is queued once the lease is given back.
+// one of them sees the other, so nothing that may begin is queued once the
+// lease is given back: only what waits for the host, or for a copy.
 #include <errno.h>
 
 #include "compute.h"

@@ -4,11 +4,11 @@
 
 __thread driver_entry *driver_inside __attribute__((tls_model("initial-exec")));
 
-// Stacks grow downwards: a frame that this function was not called from lies below it, or other
-// frames have taken its place.
-__attribute__((noinline)) SHIM_EARLY bool driver_calls_back(void) {
+// Stacks grow downwards: a frame that the wrapper was not called from begins below its own, or
+// other frames have taken its place.
+__attribute__((noinline)) SHIM_EARLY bool driver_calls_back(const void *frame) {
   const driver_entry *entry = driver_inside;
-  if ((uintptr_t)entry > (uintptr_t)__builtin_frame_address(0) &&
+  if ((uintptr_t)entry >= (uintptr_t)frame &&
       __atomic_load_n(&entry->self, __ATOMIC_RELAXED) == ENTRY_SELF(entry)) {
     return true;
   }

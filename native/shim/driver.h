@@ -44,12 +44,14 @@ static inline void driver_leave(driver_entry *entry) {
   __atomic_store_n(&entry->self, 0, __ATOMIC_RELAXED);
 }
 
-// Is the innermost entry's frame one of those below the caller's? Forgets it if not.
-bool driver_calls_back(void);
+// Was the wrapper called from below the innermost entry? Forgets the entry if not. `frame`: where
+// the wrapper's own frame begins. An entry that a jump left in it is still whole.
+bool driver_calls_back(const void *frame);
 
 // Does this call concern the share? If not, it is the driver's alone.
 static inline bool governed(void) {
-  return share_present() && (LIKELY(driver_inside == NULL) || !driver_calls_back());
+  return share_present() &&
+         (LIKELY(driver_inside == NULL) || !driver_calls_back(__builtin_dwarf_cfa()));
 }
 
 // The driver's own function behind an owned entry.

@@ -48,6 +48,7 @@ static uint64_t take_uncharged(compute_device *at) {
 static void tell_habits(compute_device *at) {
   at->leases.burst_ns = load(at->burst_ns);
   at->leases.gap_ns = load(at->gap_ns);
+  at->leases.queue_waits = load(at->waits) != 0;
 }
 
 // Tells the lease what was used, and takes over how things stand. With the lease_lock held.
@@ -67,9 +68,12 @@ static void charge(compute_device *at, uint64_t now) {
 // knows for how long, and it may begin in another's turn. With the lease_lock held.
 static bool release(compute_device *at, uint64_t now) {
   __atomic_store_n(&at->gate, GATE_SHUT, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0 && load(at->waits) == 0) return false;
+  bool is_empty = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) == 0;
+  if (!is_empty && load(at->waits) == 0) return false;
   allot_lease lease;
-  bool wants_more = load(at->waiters) != 0;
+  // Launches behind a queue that waits ask anew later. A wish at the same moment would count as
+  // work without a gap: it would save time up, and end the next lease before anything runs in it.
+  bool wants_more = is_empty && load(at->waiters) != 0;
   uint64_t used = take_uncharged(at);
   tell_habits(at);
   at->is_held = 0;
@@ -142,6 +146,12 @@ static bool is_suspended(const compute_device *at) {
   return (terms & ALLOT_TERMS_SUSPENDED) != 0;
 }
 
+// Since when its work runs: what is charged should the process die. Of a queue that waits nothing
+// has begun.
+static uint64_t running_since(const compute_device *at, bool is_busy) {
+  return is_busy && load(at->waits) == 0 ? load(at->progress_ns) : 0;
+}
+
 // Returns when to look again.
 static uint64_t step(compute_device *at, uint64_t now) {
   pthread_mutex_lock(&at->marks_lock);
@@ -158,7 +168,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   } else if (load(at->idle_since_ns) == 0) {
     store(at->idle_since_ns, now);
   }
-  if (queued != 0) allot_lease_tell_running(&at->leases, load(at->progress_ns));
+  if (queued != 0) allot_lease_tell_running(&at->leases, running_since(at, true));
   if (at->is_held != 0 || queued != 0) allot_lease_beat(&at->leases, queued != 0, now);
   if (at->is_held != 0) {
     keep_lease(at, now, queued);
@@ -296,7 +306,7 @@ static void settle_accounts(compute_state *all) {
     pthread_mutex_lock(&at->lease_lock);
     if (load(at->uncharged_ns) != 0) charge(at, now);
     bool busy = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0;
-    allot_lease_tell_running(&at->leases, busy ? load(at->progress_ns) : 0);
+    allot_lease_tell_running(&at->leases, running_since(at, busy));
     allot_lease_beat(&at->leases, busy, now);
     pthread_mutex_unlock(&at->lease_lock);
   }

@@ -29,8 +29,9 @@
 #define NEAR_NS (20 * MICROSECOND)
 // A stream without work is looked after for so long yet.
 #define RETIRE_NS (20 * MILLISECOND)
-// After so long without an end of anything it is asked whether anything has begun.
-#define OVERDUE_NS MILLISECOND
+// After so long without an end of anything it is asked whether anything has begun. Longer than a
+// slice of the driver's time slicing, in which a foreign process may run.
+#define OVERDUE_NS (3 * MILLISECOND)
 
 // ---- batches ----
 

@@ -357,6 +357,28 @@ def test_a_ceiling_holds_over_short_processes(
 
 
 @pytest.mark.measured
+def test_a_wait_for_the_host_is_not_charged_to_the_share_of_a_killed_process(
+    turns: Turns, shim_hosts: ShimHosts
+) -> None:
+    """Two seconds at a ceiling of ten percent would hold the next program up for twenty."""
+    environment = shim_hosts.environment(turns.share("one", "10")[0])
+    brief = str(shim_hosts.program("host_brief"))
+    waits = subprocess.Popen(
+        [brief, "behind", "60", str(MS), str(60_000 * MS)],
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    assert waits.stdout is not None
+    assert waits.stdout.readline() == b"ready\n"
+    time.sleep(2)
+    waits.kill()
+    waits.communicate()
+    begun = time.monotonic()
+    assert shim_hosts.run([brief, "exit", str(MS)], environment).returncode == 0
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.measured
 def test_a_ceiling_holds_over_short_contexts(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "20")
     command = [str(shim_hosts.program("host_brief")), "contexts", "6", str(100 * MS)]
@@ -399,12 +421,13 @@ def test_long_kernels_are_paid_back(turns: Turns, load: Callable[..., Load]) -> 
 
 
 @pytest.mark.measured
+@pytest.mark.parametrize("how", ["behind", "ahead"])
 def test_a_queue_that_waits_for_the_host_keeps_no_turn(
-    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+    how: str, *, turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
 ) -> None:
     other = load(turns.share("other", "50:100")[0], 200_000)
     waits = subprocess.Popen(
-        [str(shim_hosts.program("host_brief")), "behind", "60", str(MS), str(30 * MS)],
+        [str(shim_hosts.program("host_brief")), how, "60", str(MS), str(30 * MS)],
         env=shim_hosts.environment(turns.share("waits", "50:100")[0]),
         stdout=subprocess.PIPE,
     )

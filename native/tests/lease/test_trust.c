@@ -106,6 +106,46 @@ static void the_thief_is_blamed_and_not_who_is_robbed_too(void) {
   CHECK(seen.after_ms > 0);
 }
 
+// Says again and again that `named` has the lease.
+static void name_other(allot_leases *thief, const allot_leases *victim, const allot_leases *named,
+                       uint64_t now) {
+  publish(thief, victim, now, now, true);
+  allot_seat_facts *facts = &thief->file->buffers[ALLOT_ROOT_BUFFER(thief->file->root)].facts;
+  facts->holder_seat = named->seat;
+  facts->holder_slot = (unsigned)named->place;
+  facts->holding = (allot_place_state){0};
+}
+
+static void who_gives_the_device_to_another_is_blamed(void) {
+  make_device();
+  allot_leases named, victim, thief;
+  join_seat(&named, take_seat(ANYTHING_GOES));
+  join_seat(&victim, take_seat(ANYTHING_GOES));
+  const int last = take_seat(ANYTHING_GOES);
+  join_seat(&thief, last);
+  uint64_t now = monotonic_ns();
+  const uint64_t end = now + 30000 * MS;
+  allot_lease theirs = {0}, ours = {0};
+  while (now < end && victim.file->distrusted == 0) {
+    name_other(&thief, &victim, &named, now += MS / 2);
+    allot_lease_beat(&named, true, now);
+    allot_lease_tell_running(&named, now);
+    if (theirs.held) allot_lease_charge(&named, MS, 0, now, &theirs);
+    if (theirs.held && theirs.yield) allot_lease_release(&named, 0, 0, true, now, &theirs);
+    if (!theirs.held) allot_lease_check(&named, now, &theirs);
+    name_other(&thief, &victim, &named, now += MS / 2);
+    allot_lease_beat(&victim, false, now);
+    allot_lease_look(&victim, now, &ours);
+    if (!ours.held) allot_lease_check(&victim, now, &ours);
+  }
+  CHECK(victim.file->distrusted == 1ull << last, "%llx",
+        (unsigned long long)victim.file->distrusted);
+  allot_leases_close(&thief);
+  allot_leases_close(&victim);
+  allot_leases_close(&named);
+  remove_device();
+}
+
 // It is given the device by the rules, since it says that it used nothing.
 static void who_charges_nothing_is_known_too(void) {
   make_device();
@@ -237,6 +277,40 @@ static void a_small_part_of_long_kernels_is_waited_for(void) {
   compute_side_by_side(&small, &large, 30);
 }
 
+// Its launches wait behind a queue that waits for the host before each kernel. With each turn it
+// finds that nothing of the queue has begun, and gives it back.
+static void a_queue_that_waits_and_its_neighbour_believe_each_other(void) {
+  make_device();
+  program waits = {.guarantee = 5000}, other = {.guarantee = 5000, .kernel_ms = 20};
+  program *both[2] = {&waits, &other};
+  for (int i = 0; i < 2; i++) {
+    join_seat(&both[i]->leases, take_seat(ANYTHING_GOES));
+  }
+  allot_leases *leases = &waits.leases;
+  leases->launch_ns = MS;
+  leases->queue_waits = true;
+  const uint64_t began = monotonic_ns();
+  uint64_t asks_ns = began, ends_ns = began + 30 * MS;
+  for (uint64_t now = began; now < began + 40000 * MS; now += MS) {
+    allot_lease_beat(leases, true, now);
+    if (now >= ends_ns) {
+      ends_ns = now + 31 * MS;
+      allot_lease_charge(leases, MS, 0, now, &waits.lease);
+    }
+    if (now >= asks_ns) allot_lease_check(leases, now, &waits.lease);
+    if (waits.lease.held) {
+      asks_ns = now + 2 * MS;
+      allot_lease_release(leases, 0, 0, false, now + MS / 10, &waits.lease);
+    }
+    advance(&other, now + MS / 5);
+    CHECK(leases->file->distrusted == 0 && other.leases.file->distrusted == 0, "after %llu ms",
+          (unsigned long long)((now - began) / MS));
+  }
+  CHECK(part_of(&other, 40) >= 75);
+  for (int i = 0; i < 2; i++) allot_leases_close(&both[i]->leases);
+  remove_device();
+}
+
 // ---- messages ----
 
 // Who wakes another without end is not heard for some time.
@@ -269,10 +343,12 @@ int main(void) {
   a_thief_is_known_whatever_it_leaves();
   a_share_with_a_quarter_of_its_part_believes();
   the_thief_is_blamed_and_not_who_is_robbed_too();
+  who_gives_the_device_to_another_is_blamed();
   who_charges_nothing_is_known_too();
   a_throttled_share_and_its_neighbour_believe_each_other();
   long_kernels_are_no_theft();
   a_small_part_of_long_kernels_is_waited_for();
+  a_queue_that_waits_and_its_neighbour_believe_each_other();
   storms_of_messages_are_not_heard();
   puts("ok");
   return 0;

@@ -7,6 +7,7 @@
 //   host_brief contexts COUNT NANOSECONDS   as many contexts, one kernel in each
 //   host_brief gaps SECONDS NANOSECONDS GAP kernels that are waited for, and a gap after each
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
+//   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
 //   host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
 //
 // Prints how many nanoseconds of kernels it has run, and in how many.
@@ -53,7 +54,7 @@ static void wait_on_host(void *unused) {
   pause_ns(wait_ns);
 }
 
-static uint64_t run_behind(double seconds, uint64_t ns) {
+static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
   CUfunction function = spin_function();
   CUstream stream;
   OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -63,7 +64,7 @@ static uint64_t run_behind(double seconds, uint64_t ns) {
     spin(function, ns, stream);
     if (had == 0) puts("ready");
     fflush(stdout);
-    OK(cuStreamSynchronize(stream));
+    if (!runs_ahead) OK(cuStreamSynchronize(stream));
     had += ns;
   }
   return had;
@@ -96,9 +97,10 @@ int main(int argc, char **argv) {
   uint64_t begun = now_ns(), had = 0;
   if (argc == 3) had = run_one(spin_function(), strtoull(argv[2], NULL, 10));
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
-  if (argc == 5 && strcmp(argv[1], "behind") == 0) {
+  bool runs_ahead = strcmp(argv[1], "ahead") == 0;
+  if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
     wait_ns = strtoull(argv[4], NULL, 10);
-    had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
+    had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), runs_ahead);
   } else if (argc == 5 && strcmp(argv[1], "burst") == 0) {
     had = run_burst(atoi(argv[2]), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
   } else if (argc == 5) {

@@ -76,9 +76,29 @@ static void jumped_out_and_deeper(void) {
   allocate_deep_down();
 }
 
+// The second call has the frame of the first, with what the jump left in it.
+static void jumped_out_and_the_same_call_again(void) {
+  CUdeviceptr pointers[2];
+  start_on(0);
+  const uint64_t before = charged(0);
+  for (int i = 0; i < 2; i++) OK(cuMemAlloc_v2(&pointers[i], 10 * MIB));
+  __atomic_store_n(&may_go_on, 0, __ATOMIC_RELEASE);
+  OK(cuLaunchHostFunc(NULL, hold_stream, NULL));
+  volatile bool has_jumped = false;
+  if (sigsetjmp(outside, 1) != 0) {
+    has_jumped = true;
+    __atomic_store_n(&may_go_on, 1, __ATOMIC_RELEASE);
+  }
+  jumps = !has_jumped;
+  OK(cuMemFree_v2(pointers[has_jumped ? 1 : 0]));
+  EXPECT(has_jumped);
+  EXPECT_EQUAL(charged(0), before + 10 * MIB);
+}
+
 static const test_case cases[] = {
     {"jumped_out_at_the_same_depth", jumped_out_at_the_same_depth},
     {"jumped_out_and_deeper", jumped_out_and_deeper},
+    {"jumped_out_and_the_same_call_again", jumped_out_and_the_same_call_again},
     {NULL, NULL},
 };
 

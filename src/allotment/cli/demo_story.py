@@ -180,11 +180,8 @@ class Story:
                 program.descriptors = [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files]
             except FileNotFoundError:
                 return
-            links = folder / f"{len(os.listdir(folder))}"  # noqa: PTH208 - a count
-            links.mkdir()
-            for file, descriptor in zip(files, program.descriptors, strict=True):
-                (links / file.name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-            program.ledger = links
+            program.ledger = folder / f"{len(os.listdir(folder))}"  # noqa: PTH208 - a count
+            program.ledger.mkdir()
 
     def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
@@ -200,7 +197,7 @@ class Story:
         except ValueError:
             raise _could_not_run(program) from None
         if program.ledger is not None:
-            program.last = read(program.ledger)
+            program.last = _read(program, program.ledger)
 
     @staticmethod
     def _end(program: _Program) -> None:
@@ -250,14 +247,22 @@ def _scratch() -> IO[str]:
 
 
 def _use(program: _Program) -> int:
-    return 0 if program.ledger is None else read(program.ledger).devices[0].used
+    return 0 if program.ledger is None else _read(program, program.ledger).devices[0].used
+
+
+def _read(program: _Program, ledger: Path) -> Ledger:
+    """Read a copy of the ledger, which outlives the share: its files are open."""
+    for name, descriptor in zip(("policy", "usage"), program.descriptors, strict=True):
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        (ledger / name).write_bytes(content)
+    return read(ledger)
 
 
 def _now(program: _Program) -> str:
     """Describe the current use of a share; empty if it uses nothing."""
     if program.ledger is None:
         return ""
-    ledger = read(program.ledger)
+    ledger = _read(program, program.ledger)
     used, limit = ledger.devices[0].used, ledger.policy.devices[0].memory_limit
     return f"{program.name} uses {format_bytes(used)} of {format_bytes(limit)}" if used else ""
 

@@ -18,6 +18,7 @@ from allotment.devices import layout
 from allotment.devices.descriptions import Cut, GpuDescription, MachineDescription
 from allotment.devices.geometries import Geometry
 from allotment.devices.model_facts import Architecture, Fabric
+from allotment.files import open_regular
 from allotment.model.devices import Device, mps_clients
 from allotment.model.errors import StateError
 from allotment.model.formats import format_uuid
@@ -377,7 +378,7 @@ MACHINE_VARIABLE: Final = "ALLOTMENT_SIMULATED_MACHINE"
 def read_machine(path: Path) -> MachineFacts:
     """Raises `StateError` for a file that is not a machine."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             data = file.read(layout.MACHINE_SIZE)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:

@@ -273,7 +273,8 @@ def _is_off_bus(root: Path, bus: str) -> bool:
     sleeping device for this read (drivers/pci/pci-sysfs.c, `pci_read_config`).
     """
     try:
-        with (root / _BUS_DEVICES / bus / "config").open("rb") as file:
+        # Not buffered: each word of the rest may wait for a device that is gone.
+        with (root / _BUS_DEVICES / bus / "config").open("rb", buffering=0) as file:
             return file.read(len(_ABSENT)) == _ABSENT
     except OSError:
         return False

@@ -25,7 +25,7 @@ _KINDS: Final = {
     "ValidatingAdmissionPolicy": _POLICIES,
     "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 }
-_USER: Final = re.compile(r"request\.userInfo\.username [!=]= '([^']*)'")
+_USER: Final = re.compile(r"request\.userInfo\.username [!=]= '([^']+)'")
 _ACCOUNT: Final = "system:serviceaccount:"
 
 
@@ -131,7 +131,7 @@ def _deciding(spec: Spec) -> Spec:
             "resourceRules": rules,
         },
         "matchConditions": [
-            {**each, "expression": each["expression"].replace(f"'{user}'", "''")}
+            {**each, "expression": each["expression"].replace(f"'{user}'", "any account")}
             if _USER.fullmatch(each["expression"])
             else each
             for each in spec.get("matchConditions") or ()

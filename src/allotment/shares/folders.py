@@ -46,6 +46,7 @@ _LOCK_NOTE_S = 5.0
 _QUEUE_POLL_S = 0.2
 _LONGEST_VERSION = 4096
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
 
@@ -161,9 +162,7 @@ class StateFolder:
         version = self._version()
         if mode is not None:
             self._close(mode)
-        own = (self.shares, self.devices, self.queue, *self._inside())
-        if version == LAYOUT_VERSION and all(each.is_dir() for each in own):
-            self._check_owners()
+        if version == LAYOUT_VERSION and self._check_owners():
             self._check_writable()
             self._close_shares()
             return
@@ -171,6 +170,7 @@ class StateFolder:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owners()
             self._make_parts(self.root.stat().st_mode & 0o7777)
+            self._check_owners()  # another user may have made one meanwhile
             self._close_shares()
             # Last: a folder with a version is complete.
             if version is None:
@@ -236,7 +236,7 @@ class StateFolder:
 
         Raises `OSError`, and `StateError` if it is another user's.
         """
-        queue = os.open(self.queue, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        queue = os.open(self.queue, _FOLDER)
         try:
             self._check_owner(self.queue, os.fstat(queue))
         except StateError:
@@ -259,9 +259,17 @@ class StateFolder:
         Every user inside a share may then write them: its mounts lead past these folders.
         """
         for folder in (self.shares, self.devices, self.queue):
-            mode = folder.stat().st_mode
-            if mode & 0o077 and not mode & 0o002:
-                folder.chmod(0o700)
+            try:
+                # Not by its path: where a folder is for all users, that may become a link.
+                descriptor = os.open(folder, _FOLDER)
+            except OSError as error:
+                raise explained(error, folder, "keep other users out of it") from error
+            try:
+                mode = os.fstat(descriptor).st_mode
+                if mode & 0o077 and not mode & 0o002:
+                    os.fchmod(descriptor, 0o700)
+            finally:
+                os.close(descriptor)
 
     def is_closed(self) -> bool:
         """Whether only its owner reaches the shares' files by their paths."""
@@ -270,8 +278,8 @@ class StateFolder:
     def _make_parts(self, permissions: int) -> None:
         parts = (self.shares, self.devices, self.queue, self.shims, self.simulated, self.libraries)
         for folder in parts:
-            if not folder.is_dir():
-                folder.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir()
                 folder.chmod(permissions)  # subfolders are shared by all users like the root
         is_for_all = permissions & 0o002
         mode = 0o666 if is_for_all else 0o644
@@ -279,7 +287,8 @@ class StateFolder:
         if is_for_all:  # root's, so that no user can close, remove or replace it
             _make_file(self.root / "events", b"", mode)
             for folder in self._inside():
-                folder.mkdir(exist_ok=True)
+                with suppress(FileExistsError):
+                    folder.mkdir()
 
     def _inside(self) -> tuple[Path, ...]:
         """Where programs look for their share: any user could make that in a folder for all."""
@@ -287,13 +296,14 @@ class StateFolder:
             return ()
         return (self.root / _INSIDE,) if self.root.stat().st_mode & 0o002 else ()
 
-    def _check_owners(self) -> None:
+    def _check_owners(self) -> bool:
         """Refuse what another user could replace: our shares, our libraries, the lock.
 
         A folder's owner may rename any file in it, whatever its mode, and a file's owner may close
         or remove it. Programs would take a share of another user's making for theirs. So only root
-        may create what all users use.
+        may create what all users use. Returns whether nothing is missing.
         """
+        is_complete = True
         folders = (self.shares, self.devices, self.queue, *self._inside())
         libraries = (self.shims, self.simulated, self.libraries)
         files = (self.root / "lock", self.root / "version")
@@ -304,6 +314,7 @@ class StateFolder:
                 root = self.root.stat()
                 is_for_all = root.st_mode & 0o002 and os.geteuid() != 0
                 if root.st_uid in {0, os.geteuid()} and not is_for_all:
+                    is_complete = False
                     continue
                 raise StateError(
                     f"{path} does not exist, and only root may create it: {self.root} is for all"
@@ -311,6 +322,7 @@ class StateFolder:
                     hint=f"run as root: {shared_folder_command(self.root)}",
                 ) from None
             self._check_owner(path, status)
+        return is_complete
 
     def _check_owner(self, path: Path, status: os.stat_result) -> None:
         if status.st_uid in {0, os.geteuid()}:

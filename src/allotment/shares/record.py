@@ -27,6 +27,7 @@ from allotment.shares.folders import StateFolder, explained, user_name
 RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
+_LATEST = 253_402_300_800  # the year 10000
 _LONGEST = 32 << 20  # a command can have 2 MiB, and some characters take six bytes here
 _REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
@@ -118,6 +119,10 @@ def _from_document(document: dict[str, Any]) -> Share:
         raise ValueError(*error.args) from error
     if any(min(each.memory_bytes, each.compute.guarantee) < 0 for each in share.devices):
         raise ValueError(share.devices)  # it would be booked as room for others
+    since = share.suspension.since if share.suspension else 0
+    if not (0 <= share.created < _LATEST and 0 <= since < _LATEST):
+        raise ValueError(share.created, since)  # no calendar has it, or it is no number
+    "".join((share.name, *(each.uuid for each in share.devices))).encode()  # can be printed
     return share
 
 
@@ -355,6 +360,8 @@ def read_share(
     problem: AllotError | None = None
     try:
         share = read_record(directory, written=written)
+        if share.id != share_id:  # another user made it: the processes of two would be mixed up
+            share, problem = None, _damaged(directory, "it is of another share")
     except FileNotFoundError:
         return None
     except StateError as error:

@@ -99,6 +99,10 @@ def emptied(spec: dict[str, Any]) -> None:
     spec["validations"] = [{"expression": "true", "message": "", "reason": "Forbidden"}]
 
 
+def for_no_account(spec: dict[str, Any]) -> None:
+    spec["matchConditions"][0]["expression"] = "request.userInfo.username == ''"
+
+
 def no_pods(spec: dict[str, Any]) -> None:
     spec["matchConstraints"]["objectSelector"] = {"matchLabels": {"a": "b"}}
 
@@ -110,6 +114,7 @@ def no_pods(spec: dict[str, Any]) -> None:
         (f"policies {PLACEMENTS}", emptied, f"the policy {PLACEMENTS} differs"),
         ("policies allotment-agent-own-node", emptied, "in validations"),
         ("policies allotment-scheduler-own-keys", emptied, "in validations"),
+        ("policies allotment-scheduler-own-keys", for_no_account, "in matchConditions"),
         (f"policies {PLACEMENTS}", no_pods, "in matchConstraints"),
         (
             f"policies {PLACEMENTS}",

@@ -56,7 +56,7 @@ def test_the_last_mode_is_completed(typed: str, completed: list[str]) -> None:
     [
         (Traits(), ("--compute", "30"), "--compute"),
         (Traits(takes_turns=True, ignores=frozenset({"weight"})), ("--weight", "3"), "--weight"),
-        (Traits(needs_daemon=True), ("--class", "latency"), "--class"),
+        (Traits(ignores=frozenset({"latency"})), ("--class", "latency"), "--class"),
         (Traits(takes_turns=True, ignores=frozenset({"class"})), ("--class", "normal"), "--class"),
         (
             Traits(takes_turns=True, ignores=frozenset({"ceiling"})),

@@ -56,6 +56,19 @@ def test_a_guarantee_holds_over_short_gaps(
         assert idle <= 5, launch_ns
 
 
+@pytest.mark.parametrize(
+    ("work_ns", "gap_ns", "launch_ns"), [(20 * MS, MS, 10 * MS), (10 * MS, 500 * US, 5 * MS)]
+)
+def test_a_launch_that_costs_a_little_in_each_gap_waits_too(
+    work_ns: int, gap_ns: int, launch_ns: int
+) -> None:
+    """In each gap it would leave two thirds."""
+    had, others, idle = parts((7500, 2500), bursts(work_ns, gap_ns), launch_ns)
+    assert had >= 71.5
+    assert others >= 22
+    assert idle <= 5
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(
     ("work_ns", "gap_ns"), [(MS, 80 * US), (MS, 100 * US), (MS, 200 * US), (20 * MS, 4 * MS)]

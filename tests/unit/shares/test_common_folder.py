@@ -4,6 +4,7 @@
 None of these stops the commands of the others, or lets them wait.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from allotment.cli import doctor
+from allotment.cli import doctor, ps
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError, StateError
 from allotment.model.shares import Runner, Share
@@ -122,6 +123,17 @@ def test_no_contract_is_waited_for(
         make("1Gi")
 
 
+@pytest.mark.parametrize("kind", [a_pipe, an_endless_file, a_long_file])
+def test_no_simulated_machine_is_waited_for(
+    common: StateFolder, kind: Callable[[Path], None]
+) -> None:
+    with as_user(NOBODY):
+        (common.simulated / "x").mkdir()
+        kind(common.simulated / "x" / "machine")
+    shown = CliRunner().invoke(ps.command, ["--state", str(common.root)])
+    assert shown.exit_code == 0, shown.exception
+
+
 def test_a_device_that_another_user_left_unfinished_stops_nobody(
     common: StateFolder, make: Make, devices: tuple[Device, ...]
 ) -> None:
@@ -160,6 +172,33 @@ def test_a_record_with_less_than_nothing_is_damaged(
     assert found.limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "ba9876543210"},
+        {"created": 1e308},
+        {"created": float("nan")},
+        {"suspension": {"since": -1e308, "by": "checkpoint", "complete": True, "stopped": []}},
+        {"name": "\ud800"},
+    ],
+    ids=["another's id", "no time", "no number", "no time of suspension", "no text"],
+)
+def test_a_record_that_no_allot_writes_is_damaged_and_stops_nobody(
+    common: StateFolder, make: Make, dead_runner: Runner, changes: dict[str, object]
+) -> None:
+    with as_user(NOBODY):
+        share, directory = make("4Gi", runner=dead_runner)
+        path = directory / "share.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with as_user(DAEMON):
+        other, _ = make()
+        with common.locked():
+            found = {each.id: each for each in lifecycle.recover(common)}
+    assert found.keys() == {share.id, other.id}
+    assert isinstance(found[share.id].problem, StateError)
+    assert found[share.id].limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger
+
+
 def test_who_made_the_lock_could_replace_it(common: StateFolder) -> None:
     os.chown(common.root / "lock", NOBODY, NOBODY)
     with as_user(DAEMON), pytest.raises(StateError, match="lock belongs to another user"):
@@ -167,6 +206,37 @@ def test_who_made_the_lock_could_replace_it(common: StateFolder) -> None:
     (common.root / "lock").unlink()
     with as_user(DAEMON), pytest.raises(StateError, match="only root may create it"):
         common.prepare()
+
+
+@pytest.mark.parametrize("part", ["lock", "shares", "queue", "shim", "simulated/lib"])
+def test_the_command_in_the_hint_makes_what_is_missing(common: StateFolder, part: str) -> None:
+    path = common.root / part
+    path.rmdir() if path.is_dir() else path.unlink()
+    with as_user(DAEMON), pytest.raises(StateError, match=f"{part} does not exist"):
+        common.prepare()
+    CliRunner().invoke(doctor.command, ["--state", str(common.root)])
+    with as_user(DAEMON):
+        common.prepare()
+
+
+class OvertakenFolder(StateFolder):
+    """Another user makes a link after the owners were checked."""
+
+    target: Path
+
+    def _make_parts(self, permissions: int) -> None:
+        with as_user(NOBODY):
+            self.queue.symlink_to(self.target)
+        super()._make_parts(permissions)
+
+
+def test_no_link_leads_root_to_another_folder(common_folder: Path, tmp_path: Path) -> None:
+    folder = OvertakenFolder(common_folder)
+    folder.target = tmp_path
+    tmp_path.chmod(0o755)
+    with pytest.raises(StateError, match="queue belongs to another user"):
+        folder.prepare()
+    assert tmp_path.stat().st_mode & 0o7777 == 0o755
 
 
 def test_where_programs_look_for_their_share_is_roots(

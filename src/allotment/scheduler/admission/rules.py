@@ -305,7 +305,7 @@ PLACEMENT_RULES: Final = (
 OF_SYSTEMS: Final = (
     r"k.matches('^(io[.]|([^/]+[.])?"
     r"(allotment[.]dev|kubernetes[.]io|k8s[.]io|k8s[.]ovn[.]org|cni[.]cncf[.]io|projectcalico[.]org"
-    r"|cilium[.]io|crio[.]io|nri[.]io)(/|$))')"
+    r"|multus-cni[.]io|cilium[.]io|crio[.]io|cri-o[.]io|nri[.]io)(/|$))')"
 )
 """True for an annotation `k` by which Allotment, the kubelet, a container runtime (also Kata's and
 CRI-O's `io.`) or a network plugin may give a pod more, such as `cdi.k8s.io/...` a device."""

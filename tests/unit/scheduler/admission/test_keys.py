@@ -301,6 +301,8 @@ def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> No
         ("container.apparmor.security.beta.kubernetes.io/train", True),
         ("cdi.k8s.io/gpu", True),
         ("k8s.v1.cni.cncf.io/networks", True),
+        ("v1.multus-cni.io/default-network", True),
+        ("seccomp-profile.kubernetes.cri-o.io/POD", True),
         ("cpu-quota.crio.io", True),
         ("cpu-quota.crio.io/train", True),
         ("io.kubernetes.cri-o.Devices", True),
