@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from msgspec import Struct
+
 from allotment.devices import geometries
 
 
@@ -47,8 +49,7 @@ class Fabric(IntEnum):
     SWITCH = 3  # every link ends in an NVSwitch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
+class Core(Struct, frozen=True, kw_only=True):
     """Facts of a chip family, per multiprocessor and per block."""
 
     architecture: Architecture

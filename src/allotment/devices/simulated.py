@@ -12,9 +12,11 @@ import errno
 import os
 import struct
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from allotment.devices import layout, loading
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
@@ -93,8 +95,7 @@ def is_as_made(path: Path) -> bool:
     return identity(described, mig) == path.parent.name and not any(faults)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTime:
+class ProcessTime(Struct, frozen=True):
     """One process's use of a simulated GPU since the process began; times in nanoseconds."""
 
     pid: int
@@ -112,8 +113,7 @@ class ProcessTime:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTimes:
+class GpuTimes(Struct, frozen=True):
     """A simulated GPU's totals at one moment."""
 
     now_ns: int
@@ -192,8 +192,7 @@ class _TimeRow(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedMachine:
+class SimulatedMachine(Struct, frozen=True):
     """The devices of a machine file, read without NVML."""
 
     path: Path

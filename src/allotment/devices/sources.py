@@ -3,11 +3,12 @@
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from allotment.model.devices import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A GPU that does not answer. The others are listed nevertheless.
 
     `device` is its description, if known without its answer.
@@ -19,8 +20,7 @@ class Problem:
     device: Device | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """The devices that answered, in NVML's order, and the problems of the others."""
 
     devices: tuple[Device, ...]
@@ -29,8 +29,7 @@ class Inventory:
     """The MIG devices of `devices`, from a source that queries them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProcess:
+class DeviceProcess(Struct, frozen=True):
     """A process with memory on a device. `pid` is the host's; None: NVML does not report it."""
 
     pid: int

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec import Struct
+
 from allotment.files import read_file
 from allotment.ledger import lease_layout as layout
 from allotment.libraries import LEDGER, load_library
@@ -67,16 +69,14 @@ class Terms:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(Struct, frozen=True):
     """A share's place in the contract of one device; the serial changes with each owner."""
 
     number: int
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakenSeat:
+class TakenSeat(Struct, frozen=True):
     """A seat in use by a share."""
 
     seat: Seat
@@ -84,8 +84,7 @@ class TakenSeat:
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(Struct, frozen=True):
     """The terms of all shares of one device, at one moment."""
 
     uuid: str
@@ -115,8 +114,7 @@ class SeatAccount:
     """Number of its processes that wait for the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leases:
+class Leases(Struct, frozen=True):
     """The turns of one device."""
 
     accounts: Mapping[int, SeatAccount]
@@ -318,8 +316,7 @@ def read_leases(contract: Contract, seats: Path | str) -> Leases:
     return Leases(accounts, distrusted)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeatNews:
+class _SeatNews(Struct, frozen=True):
     """The content of one seat's file."""
 
     account: SeatAccount
@@ -451,9 +448,16 @@ def _contract_bytes(path: str) -> bytes:
 
 def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
     """None for a free or unused seat. An invalid word becomes the nearest valid terms."""
+    if not 0 <= number < layout.SEAT_UNBOOKED:
+        return None
     at = layout.CONTRACT_SEATS_AT + number * layout.CONTRACT_SEAT_SIZE
-    word = u64(data, at + layout.CONTRACT_SEAT_TERMS_AT)
-    if not 0 <= number < layout.SEAT_UNBOOKED or not word & layout.TERMS_TAKEN:
+    return _seat_of(data[at : at + layout.CONTRACT_SEAT_SIZE], number)
+
+
+@lru_cache(maxsize=1024)  # most seats are as at the last look
+def _seat_of(data: bytes, number: int) -> TakenSeat | None:
+    word = u64(data, layout.CONTRACT_SEAT_TERMS_AT)
+    if not word & layout.TERMS_TAKEN:
         return None
     ceiling = min(max(word >> _CEILING_SHIFT & _FIELD, 1), layout.WHOLE)
     terms = Terms(
@@ -467,8 +471,8 @@ def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
         is_suspended=bool(word & layout.TERMS_SUSPENDED),
         is_oversubscribed=bool(word & layout.TERMS_OVERSUBSCRIBED),
     )
-    seat = Seat(number, u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
-    return TakenSeat(seat, text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
+    seat = Seat(number, u64(data, layout.CONTRACT_SEAT_SERIAL_AT))
+    return TakenSeat(seat, text(data, layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
 
 
 _BLOCK = 512  # the unit of st_blocks, on every file system

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from allotment.ledger import layout
 from allotment.ledger.leases import Seat, text, u32, u64
 from allotment.model.errors import LedgerError
@@ -52,8 +54,7 @@ class LedgerPolicy:
     generation: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceUse(Struct, frozen=True):
     """Use of one device by all processes of a share, in bytes, and refusals since its start.
 
     Compute figures cover all the share's processes since its creation; times are in nanoseconds.

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 MPS_CLIENTS: Final = 48
 """Clients of one MPS server, at least (docs.nvidia.com/deploy/mps), one for each share.
 
@@ -16,8 +18,7 @@ def mps_clients(cuda_version: int) -> int:
     return 60 if cuda_version >= 13_010 else MPS_CLIENTS  # noqa: PLR2004 - as the driver writes it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSlice:
+class DeviceSlice(Struct, frozen=True, kw_only=True):
     """The slice that a MIG device is."""
 
     gpu: str

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace
@@ -74,8 +76,7 @@ class DeviceState:
         return max(0, self.unguaranteed - self.floor)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A part of one device."""
 
     device: Device
@@ -88,16 +89,14 @@ class Placed:
     """For a MIG device, its profile name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """The decision: distinct devices, in the order in which the workload sees them."""
 
     request: Request
     devices: tuple[Placed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Whether one device can serve the request, with the figures.
 
     `reason` is empty if it can; else a phrase like `too little memory left`. Memory is in bytes,
@@ -118,8 +117,7 @@ class Verdict:
         return not self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """Each device's verdict on one request; without a placement, they are the reasons."""
 
     request: Request

@@ -4,14 +4,15 @@
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from msgspec import Struct
+
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.mig import MigModelGroups
 from allotment.model.modes import SOFT
 from allotment.model.quantities import MemoryAmount
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRule:
+class ModelRule(Struct, frozen=True):
     """A model name or substring. Case is ignored; a space, `-` and `_` are the same."""
 
     text: str
@@ -44,8 +45,7 @@ class Constraints:
     """NVLink between each two of its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
+class DeviceWeights(Struct, frozen=True):
     """Weights for comparing devices of one node. At least one is above 0."""
 
     shares: int = 1
@@ -53,8 +53,7 @@ class DeviceWeights:
     memory: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Struct, frozen=True):
     """Policy names in a chain, which choose among fitting places; empty: the default."""
 
     node_policies: tuple[str, ...] = ()

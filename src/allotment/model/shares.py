@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from msgspec import Struct
+
 from allotment.model.compute import Compute
 from allotment.model.pods import Owner
 
@@ -36,8 +38,7 @@ class Excess(StrEnum):
     """Its programs on the device are killed, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(Struct, frozen=True):
     """Amounts of a device: bytes, and basis points of its time."""
 
     memory_bytes: int
@@ -95,8 +96,7 @@ class SuspendedBy(StrEnum):
     """By the shim: memory that may live on the host; contexts stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(Struct, frozen=True):
     """State of a share that is suspended, or in transition."""
 
     since: float

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from allotment.model.accounting import (
     DeviceAmount,
@@ -45,8 +47,7 @@ class Footprint(NamedTuple):
         return max((each.floor for each in self.shares), default=0)
 
 
-@dataclass(slots=True)
-class Load:
+class Load(Struct):
     """The total use of one device. Counts are numbers of shares."""
 
     fixed: int = 0

@@ -9,9 +9,11 @@ pod that never runs at the same time. Of several devices, one model comes next. 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations, groupby, islice
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.modes import traits_of
@@ -30,8 +32,7 @@ _PLAIN = DeviceWeights(shares=0)
 """Default weights: time and memory left count equally."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChain:
+class DeviceChain(Struct, frozen=True, kw_only=True):
     """How devices of one node are compared for one request."""
 
     policies: tuple[str, ...] = ("binpack",)

@@ -8,8 +8,10 @@ need neither, and `allot run` starts often. `lifecycle` uses traits and lives.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from allotment.model.devices import Device
 from allotment.model.modes import MIG, MPS
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from allotment.shares.cdi import CdiContent
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(Struct, frozen=True):
     """A mode's devices for an order."""
 
     order: ShareOrder

@@ -19,6 +19,8 @@ from pwd import getpwnam, getpwuid, struct_passwd
 from time import monotonic
 from typing import NoReturn
 
+from msgspec import Struct
+
 from allotment.model.errors import (
     CommandNotExecutableError,
     CommandNotFoundError,
@@ -44,8 +46,7 @@ _LOOK_S = 5.0
 _TERMINAL_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
-@dataclass(frozen=True, slots=True)
-class SignalState:
+class SignalState(Struct, frozen=True):
     """The signal settings that this process inherited, and its child gets."""
 
     mask: frozenset[signal.Signals | int]
