@@ -20,7 +20,8 @@ class Problem(Struct, frozen=True):
     device: Device | None = None
 
 
-class Inventory(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Inventory:
     """The devices that answered, in NVML's order, and the problems of the others."""
 
     devices: tuple[Device, ...]

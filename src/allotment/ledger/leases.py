@@ -254,25 +254,25 @@ class DeviceFiles:
         self._contracts: dict[tuple[int, int], bytes] = {}
         self._leases: dict[tuple[int, int], Leases] = {}
 
-    def terms(self, path: str, seat: Seat) -> Terms | None:
+    def terms(self, path: Path | str, seat: Seat) -> Terms | None:
         """Return the terms of a seat in a contract; None: the seat has another owner."""
         taken = _taken_seat(self._contract(path), seat.number)
         return taken.terms if taken is not None and taken.seat == seat else None
 
-    def is_governed(self, path: str) -> bool:
+    def is_governed(self, path: Path | str) -> bool:
         """Whether the shares of a contract's device take turns."""
         return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
 
-    def leases(self, contract: str, seats: str) -> Leases:
+    def leases(self, contract: Path | str, seats: Path | str) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
 
         def read(path: str) -> Leases:
             return read_leases(_parsed(self._contract(path)), seats)
 
-        return _once(self._leases, contract, read)
+        return _once(self._leases, str(contract), read)
 
-    def _contract(self, path: str) -> bytes:
-        return _once(self._contracts, path, _contract_bytes)
+    def _contract(self, path: Path | str) -> bytes:
+        return _once(self._contracts, str(path), _contract_bytes)
 
 
 def _once(

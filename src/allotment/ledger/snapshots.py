@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from allotment.ledger import layout
 from allotment.ledger.leases import Seat, text, u32, u64
 from allotment.model.errors import LedgerError
@@ -54,7 +52,8 @@ class LedgerPolicy:
     generation: int = 1
 
 
-class DeviceUse(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
     """Use of one device by all processes of a share, in bytes, and refusals since its start.
 
     Compute figures cover all the share's processes since its creation; times are in nanoseconds.

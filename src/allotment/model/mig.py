@@ -8,6 +8,7 @@ its profile allows, and no two instances overlap. Some profiles, like those with
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
@@ -165,7 +166,8 @@ class MigGroupSlot(Struct, frozen=True):
         return cls(found["gpu"], found["group"], int(found["position"]))
 
 
-class MigProfile(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
     """A shape of GPU instance that a GPU offers (`nvmlGpuInstanceProfileInfo_t`)."""
 
     name: str
@@ -200,7 +202,8 @@ class MigProfile(Struct, frozen=True, kw_only=True):
         return _attributes(self.name)
 
 
-class MigInstance(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
     """An existing GPU instance, with its one compute instance if that exists."""
 
     profile: int
@@ -215,7 +218,8 @@ class MigInstance(Struct, frozen=True, kw_only=True):
     """
 
 
-class MigGpu(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigGpu:
     """The MIG state of one GPU, as its driver reports it."""
 
     uuid: str
@@ -246,7 +250,8 @@ class MigHold(Enum):
     """Foreign: created by another tool and never touched."""
 
 
-class MigSlice(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigSlice:
     """A range of slots for the planner: an existing or decided slice."""
 
     profile: int
@@ -258,7 +263,8 @@ class MigSlice(Struct, frozen=True, kw_only=True):
     """Name of its user, for display. Empty: unused, or unknown."""
 
 
-class MigLayout(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigLayout:
     """One GPU for the planner."""
 
     gpu: str
@@ -304,7 +310,8 @@ class MigLayout(Struct, frozen=True, kw_only=True):
         )
 
 
-class MigRequest(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigRequest:
     """A request for slices: by profile name, or by minimum size."""
 
     profile: str = ""

@@ -89,14 +89,16 @@ class Placed(Struct, frozen=True):
     """For a MIG device, its profile name."""
 
 
-class Placement(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Placement:
     """The decision: distinct devices, in the order in which the workload sees them."""
 
     request: Request
     devices: tuple[Placed, ...]
 
 
-class Verdict(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Verdict:
     """Whether one device can serve the request, with the figures.
 
     `reason` is empty if it can; else a phrase like `too little memory left`. Memory is in bytes,

@@ -8,10 +8,9 @@ always raises `QuantityError`, with the text and the accepted units.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-
-from msgspec import Struct
 
 from allotment.model.errors import QuantityError
 from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS, format_bytes
@@ -47,7 +46,8 @@ _MEMORY_HINT = (
 _PART_HINT = _MEMORY_HINT + ", or a part of each device, like 25%"
 
 
-class MemoryAmount(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemoryAmount:
     """Memory on each device: bytes, or a part of the device.
 
     Exactly one of both is set. `part` is exact and in (0, 1].

@@ -53,7 +53,8 @@ class DeviceWeights(Struct, frozen=True):
     memory: int = 1
 
 
-class Preferences(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Preferences:
     """Policy names in a chain, which choose among fitting places; empty: the default."""
 
     node_policies: tuple[str, ...] = ()

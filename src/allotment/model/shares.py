@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from msgspec import Struct
-
 from allotment.model.compute import Compute
 from allotment.model.pods import Owner
 
@@ -38,7 +36,8 @@ class Excess(StrEnum):
     """Its programs on the device are killed, too."""
 
 
-class Amounts(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Amounts:
     """Amounts of a device: bytes, and basis points of its time."""
 
     memory_bytes: int
@@ -96,7 +95,8 @@ class SuspendedBy(StrEnum):
     """By the shim: memory that may live on the host; contexts stay."""
 
 
-class Suspension(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Suspension:
     """State of a share that is suspended, or in transition."""
 
     since: float

@@ -11,7 +11,7 @@ Never refused while a legal place exists. In order of precedence:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from msgspec import Struct
@@ -30,7 +30,8 @@ from allotment.model.mig import (
 from allotment.placement.mig.slots import Place, Slots, TakenSlots, cover, loss, slots_of
 
 
-class MigChoice(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigChoice:
     """One chosen slice."""
 
     gpu: str
