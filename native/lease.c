@@ -515,7 +515,7 @@ static uint64_t longest_moved_turns(const allot_leases *leases, const allot_leas
   return longest;
 }
 
-// Whoever delayed this process most is not believed.
+// The share that delayed this process most is not believed.
 static void blame(allot_leases *leases, uint64_t now_ns) {
   int most = -1;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {

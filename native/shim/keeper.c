@@ -64,8 +64,8 @@ static void charge(compute_device *at, uint64_t now) {
   if (was_shut && load(at->gate) == GATE_OPEN) admission_wake(at);
 }
 
-// Gives the lease back if nothing is queued, or if that waits (for the host, or for a copy): nobody
-// knows for how long, and it may begin in another's turn. With the lease_lock held.
+// Gives the lease back if nothing is queued, or if the queue waits for the host or for a copy: for
+// an unknown time, after which it may begin in another's turn. With the lease_lock held.
 static bool release(compute_device *at, uint64_t now) {
   __atomic_store_n(&at->gate, GATE_SHUT, __ATOMIC_SEQ_CST);
   bool is_empty = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) == 0;

@@ -31,7 +31,7 @@
 #define RETIRE_NS (20 * MILLISECOND)
 // After so long without an end of anything it is asked whether anything has begun. Longer than a
 // slice of the driver's time slicing, in which a foreign process may run.
-#define OVERDUE_NS (3 * MILLISECOND)
+#define OVERDUE_NS (2200 * MICROSECOND)
 
 // ---- batches ----
 

@@ -434,8 +434,7 @@ def test_a_queue_that_waits_for_the_host_keeps_no_turn(
     try:
         assert waits.stdout is not None
         assert waits.stdout.readline() == b"ready\n"
-        # Asked for again and again, a turn takes the milliseconds after which it is seen to wait.
-        reach(lambda: other.had_ns(1), 0.7, 1.1)
+        reach(lambda: other.had_ns(1), 0.8, 1.1)
     finally:
         waits.kill()
         waits.communicate()

@@ -38,7 +38,7 @@ class FoundPolicies:
     def problem(self, name: str, expected: Spec) -> str:
         """Say whether one is missing, or how it differs; empty: it decides as the expected one.
 
-        Without a policy nothing is said of its binding.
+        The binding of a missing policy is no problem of its own.
         """
         resource, _, policy = name.partition("/")
         is_policy = resource == _POLICIES

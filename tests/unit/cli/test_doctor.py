@@ -242,7 +242,7 @@ def test_the_account_of_a_scheduler_is_its_owner_s_choice(
     assert "the scheduler's policies" not in findings(monkeypatch, gone)
     accounts = ("gpus/serviceaccounts/own-scheduler",)
     assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=accounts)
-    # Whoever may not look for accounts knows only that this one was chosen.
+    # Without the right to look for accounts, doctor knows only that this one was chosen.
     assert "the scheduler's policies" in findings(monkeypatch, gone, accounts=["denied"])
     usual = without_scheduler_s(installed)
     assert "the scheduler's policies" not in findings(monkeypatch, usual, accounts=["denied"])

@@ -8,11 +8,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from users import as_user
 
 from allotment.cli import doctor, ps
 from allotment.model.devices import Device
@@ -31,15 +31,6 @@ NOBODY, DAEMON = 65534, 1
 FOREIGN = "0123456789ab"
 
 Make = Callable[..., tuple[Share, Path]]
-
-
-@contextmanager
-def as_user(uid: int) -> Iterator[None]:
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from users import as_user
 
 from allotment.cli import doctor
 from allotment.model.errors import BusyError, StateError
@@ -215,15 +215,6 @@ def test_only_root_makes_what_all_users_share(common_folder: Path, *, has_folder
     assert folder.shares.stat().st_mode & 0o7777 == 0o1777
     assert {path.stat().st_uid for path in folder.root.iterdir()} == {0}
     assert [each.share for each in read_events(folder)] == ["a"]
-
-
-@contextmanager
-def as_user(uid: int) -> Iterator[None]:
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @needs_root
