@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from allotment.agent.inventory import GpuWatch
 from allotment.cli.mig import mig_rows
-from allotment.devices.mig import GpuMig
+from allotment.devices.mig import GpuMig, read_mig
 from allotment.devices.mig_machine import MigDevice, MigMachine
-from allotment.devices.mig_slices import capability_nodes
+from allotment.devices.mig_slices import capability_nodes, mig_slices
 from allotment.devices.simulated import capabilities_path, machine_path
 from allotment.devices.watching import Look, NvmlSession
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError
+from allotment.model.mig import MigGpu
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.requests import whole_devices
 from allotment.model.shares import Injection, ShareId
@@ -77,6 +79,32 @@ def test_mig_devices_are_told_with_their_gpu(machine: Callable[[str], Path]) -> 
         assert 0 < each.memory_bytes < whole.device.memory_bytes
         assert each.allottable_bytes == each.memory_bytes
         assert 0 < each.sm_count < whole.device.sm_count
+
+
+@pytest.mark.parametrize("read", [read_mig, mig_slices])
+def test_a_slice_removed_while_it_is_read_fails_nobody(
+    machine: Callable[[str], Path], read: Callable[[ModuleType, object, object], object]
+) -> None:
+    """Another process may remove one between NVML's list and a query of what was listed."""
+    with opened(machine(SPEC)) as session:
+        nvml = ModuleType("nvml")
+        vars(nvml).update(vars(session.nvml))
+
+        def removes(compute: object) -> object:
+            vars(nvml)["nvmlComputeInstanceGetInfo"] = session.nvml.nvmlComputeInstanceGetInfo
+            info = session.nvml.nvmlComputeInstanceGetInfo(compute)
+            session.nvml.nvmlComputeInstanceDestroy(compute)
+            return info
+
+        vars(nvml)["nvmlComputeInstanceGetInfo"] = removes
+        whole = session.look(0)
+        assert isinstance(whole, Look)
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        found = read(nvml, handle, whole.device)
+        if isinstance(found, MigGpu):
+            found = [each for each in found.instances if each.compute_instance is not None]
+        assert isinstance(found, Sized)
+        assert len(found) == 2
 
 
 def test_mig_devices_come_and_go(machine: Callable[[str], Path]) -> None:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from allotment.devices import loading
-from allotment.devices.mig import mig_devices
+from allotment.devices.mig import mig_devices, removed
 from allotment.devices.nvml import Handle, optional, problem_text
 from allotment.devices.sources import Problem
 from allotment.devices.watching import Asker
@@ -236,7 +236,7 @@ def _migs(nvml: ModuleType, handle: Handle) -> tuple[MigFacts, ...] | None:
             _mig_facts(profile, nvml.nvmlDeviceGetAttributes(device))
             for profile, device in mig_devices(nvml, handle)
         ]
-    except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotFound):
+    except (nvml.NVMLError_NoPermission, *removed(nvml)):
         return None  # only root may read them; or one was removed meanwhile
     return tuple(sorted(migs, key=lambda mig: (mig.gi_slices, mig.memory_mib, mig.profile)))
 

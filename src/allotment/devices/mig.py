@@ -286,7 +286,7 @@ def mig_view(nvml: ModuleType, handle: Handle) -> MigView | None:
         return None
     users = {}
     for instance in gpu.instances:
-        with suppress(nvml.NVMLError_NotFound):
+        with suppress(*removed(nvml)):
             users[instance.gpu_instance] = _users(nvml, handle, instance.gpu_instance)
     return MigView(gpu, users)
 
@@ -300,6 +300,14 @@ def mig_devices(nvml: ModuleType, handle: Handle) -> Iterator[tuple[MigProfile, 
         for inside in _gpu_instances(nvml, handle, profile):
             for compute in _compute_instances(nvml, inside):
                 yield profile, nvml.nvmlComputeInstanceGetInfo(compute).device
+
+
+def removed(nvml: ModuleType) -> tuple[type[Exception], ...]:
+    """What the query of an instance raises that was removed after NVML listed it.
+
+    The handle of its MIG device is not valid any more: an invalid argument.
+    """
+    return nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument
 
 
 def _profiles(nvml: ModuleType, handle: Handle) -> Iterator[MigProfile]:
@@ -351,8 +359,8 @@ def _instances(
         for inside in _gpu_instances(nvml, handle, profile):
             try:
                 yield _instance(nvml, inside)
-            except nvml.NVMLError_NotFound:
-                continue  # removed between the list and the query
+            except removed(nvml):
+                continue
 
 
 def _instance(nvml: ModuleType, inside: Handle) -> MigInstance:
@@ -360,8 +368,10 @@ def _instance(nvml: ModuleType, inside: Handle) -> MigInstance:
     compute_instance, uuid = None, ""
     for compute in _compute_instances(nvml, inside)[:1]:
         # The fast way to its UUID: a search through the MIG devices takes seconds.
-        made = nvml.nvmlComputeInstanceGetInfo(compute)
-        compute_instance, uuid = int(made.id), str(nvml.nvmlDeviceGetUUID(made.device))
+        with suppress(*removed(nvml)):
+            made = nvml.nvmlComputeInstanceGetInfo(compute)
+            uuid = str(nvml.nvmlDeviceGetUUID(made.device))
+            compute_instance = int(made.id)
     return MigInstance(
         profile=int(info.profileId),
         start=int(info.placement.start),

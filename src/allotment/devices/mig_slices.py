@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from allotment.devices.mig import mig_devices
+from allotment.devices.mig import mig_devices, removed
 from allotment.model.devices import Device, DeviceSlice
 from allotment.model.errors import NoDevicesError
 
@@ -36,8 +36,8 @@ def mig_slices(nvml: ModuleType, handle: Handle, gpu: Device) -> tuple[Device, .
             return _in_order(_numbered(nvml, handle, gpu))
         except nvml.NVMLError_NoPermission:
             return ()
-        except nvml.NVMLError_NotFound:
-            continue  # one was removed between the list and the queries
+        except removed(nvml):
+            continue
     return _in_order(_numbered(nvml, handle, gpu))
 
 
