@@ -11,7 +11,7 @@ pods are not in it: such pods come and go without a write to the node.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
@@ -138,8 +138,9 @@ class InventoryPublisher:
         pods: Pods,
         reports: Reports,
         least_s: float = LEAST_S,
+        on_shares: Callable[[Sequence[LoadedShare]], None] | None = None,
     ) -> None:
-        """`least_s`: from one write to the next."""
+        """`least_s`: from one write to the next. `on_shares` gets the node's shares each time."""
         self._shares = folder.shares
         self._bookings = Bookings(folder)
         self._state = state
@@ -147,6 +148,7 @@ class InventoryPublisher:
         self._pods = pods
         self._reports = reports
         self._least_s = least_s
+        self._on_shares = on_shares
         self._reported = Reported[str]()
         self._wake = asyncio.Event()
 
@@ -194,7 +196,10 @@ class InventoryPublisher:
             return  # an incomplete inventory would be wrong; the published one stays
         state = self._state
         try:
-            shares = await asyncio.to_thread(self._read) if state.offer.parted else []
+            is_asked = self._on_shares is not None or state.offer.parted
+            shares = await asyncio.to_thread(self._read) if is_asked else []
+            if self._on_shares is not None:
+                self._on_shares(shares)
             inventory = build_inventory(
                 state,
                 {

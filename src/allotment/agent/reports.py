@@ -24,6 +24,7 @@ _AT_ONCE: Final = 5
 _EACH_S: Final = 0.5
 """Events of healthy pods: a burst of `_AT_ONCE`, then one per `_EACH_S`."""
 _MOST_HELD: Final = 512
+_CLAIMS: Final = "resource.k8s.io/v1"
 
 
 class AgentReports:
@@ -53,8 +54,10 @@ class AgentReports:
         match subject:
             case Pod(uid=uid, namespace=namespace, name=name):
                 about = Reference("Pod", name, uid, namespace)
-            case Owner(uid=uid, namespace=namespace, pod=name):
+            case Owner(uid=uid, namespace=namespace, pod=name, is_claim=is_claim):
                 about = Reference("Pod", name, uid, namespace)
+                if is_claim:
+                    about = Reference("ResourceClaim", name, uid, namespace, _CLAIMS)
             case _:
                 assert_never(subject)
         self._report(about, reason, message, is_warning=is_warning)

@@ -27,6 +27,7 @@ from allotment.agent.config.overlay import overlay
 from allotment.agent.config.schema import Config, HealthConfig
 from allotment.agent.configuring import AgentSettings, Configuring
 from allotment.agent.device_modes import ComputeModes, DeviceModes
+from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.evictions import Evictions
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
@@ -250,9 +251,6 @@ class _Agent:
             reports=self._reports,
         )
         self._compute_modes = ComputeModes(folder, state=state, machine=self._machine)
-        self._inventory = InventoryPublisher(
-            folder, state=state, node=self._node, pods=self._pods, reports=self._reports
-        )
         self._evictions = Evictions(
             pods=self._pods,
             reports=self._reports,
@@ -290,6 +288,23 @@ class _Agent:
             checkpoint=checkpoint,
         )
         self._facts = FactReader(machine=self._machine)
+        self._driver = ResourceDriver(
+            api,
+            node=self._node,
+            name=settings.node,
+            state=state,
+            tenants=self._tenants,
+            facts=self._facts.read,
+            kubelet=settings.kubelet_socket.parent.parent,
+        )
+        self._inventory = InventoryPublisher(
+            folder,
+            state=state,
+            node=self._node,
+            pods=self._pods,
+            reports=self._reports,
+            on_shares=self._driver.offer,
+        )
         self._publisher = Publisher(inputs=self._inputs, node=self._node, reports=self._reports)
         self._beat = time.monotonic()
         self._is_serving = False
@@ -392,6 +407,7 @@ class _Agent:
             group.create_task(self._front.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
+            group.create_task(self._driver.run())
             self._is_serving = True
 
     async def _follow_links(self) -> None:

@@ -74,7 +74,11 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The container that a share is for, and the resource by which it was requested."""
+    """The container that a share is for, and the resource by which it was requested.
+
+    Or a request of a ResourceClaim, which any number of containers and pods may use: `uid` and
+    `pod` are the claim's, `container` is the request.
+    """
 
     uid: PodUid
     namespace: str
@@ -82,10 +86,11 @@ class Owner:
     container: str
     kind: ContainerKind
     resource: str
-    """`nvidia.com/gpu`, `allotment.dev/gpu`, ..."""
+    """`nvidia.com/gpu`, `allotment.dev/gpu`, ...; of a claim its driver."""
     place: int | None = None
     """Position among the pod's containers, init containers first; decides which sidecars run beside
     an init container. None: unknown, treated as no sidecar."""
+    is_claim: bool = False
 
     @property
     def name(self) -> str:

@@ -45,6 +45,7 @@ class Why(StrEnum):
     POD_ENDED = "pod-ended"
     CONTAINER_FINISHED = "container-finished"
     SUPERSEDED = "superseded"
+    CLAIM_RELEASED = "claim-released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def released(shares: Iterable[Share], pods: Iterable[Pod]) -> Mapping[str, int]:
 
 def served(share: Share, pod: Pod | None, *, is_synced: bool) -> Why | None:
     """Return why a share is no longer needed, by its pod alone; None: it is needed."""
-    if share.owner is None:
+    if share.owner is None or share.owner.is_claim:
         return None
     if pod is None:
         return Why.POD_GONE if is_synced else None

@@ -166,6 +166,40 @@ class Tenants:
             )
         await task
 
+    async def prepare_claim(self, uid: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
+        """Make the shares of a ResourceClaim, one for each of its requests; may be repeated.
+
+        Shares that exist stay as they are. Raises `AllotError`; then no share of this call remains.
+        """
+        made: list[Share] = []
+        new: list[Share] = []
+        async with self._locks.hold(uid):
+            try:
+                for order in orders:
+                    is_new = order.id not in self._shares
+                    share = await self._place(order, self._patience.room)
+                    self._step("tenancy.prepared")
+                    self._note(share.id, share)
+                    made.append(share)
+                    new += [share] if is_new else []
+                    if self._ready is not None:
+                        await self._ready(share)
+            except AllotError as error:
+                for share in new:
+                    await self._end(share.id, Why.CLAIM_RELEASED)
+                self._reports.count("refusals", reason=type(error).__name__)
+                raise
+        for share in new:
+            self._events.ready(share, None)
+        return tuple(made)
+
+    async def release_claim(self, uid: PodUid) -> None:
+        """End the shares of a ResourceClaim. Raises `BusyError` while one has processes."""
+        async with self._locks.hold(uid):
+            for share in self.shares:
+                if share.owner is not None and share.owner.uid == uid:
+                    await self._end(share.id, Why.CLAIM_RELEASED)
+
     async def adopt(self) -> None:
         """Read the present shares, before the first call. Raises `StateError`."""
         await self._refresh()

@@ -15,6 +15,9 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as device_plugin
+from allotment.agent.kubelet.proto import dra_health_pb2 as dra_health
+from allotment.agent.kubelet.proto import dra_pb2 as dra
+from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 
 Ask = TypeVar("Ask", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -86,6 +89,60 @@ PRE_START: Final = Method(
     device_plugin.PreStartContainerRequest,
     device_plugin.PreStartContainerResponse,
 )
+
+_PLUGIN_REGISTRATION: Final = "pluginregistration.Registration"
+
+PLUGIN_INFO: Final = Method(
+    _PLUGIN_REGISTRATION, "GetInfo", registration.InfoRequest, registration.PluginInfo
+)
+PLUGIN_REGISTERED: Final = Method(
+    _PLUGIN_REGISTRATION,
+    "NotifyRegistrationStatus",
+    registration.RegistrationStatus,
+    registration.RegistrationStatusResponse,
+)
+DRA_SERVICES: Final = {
+    f"{version}.DRAPlugin": f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin"
+    for version in ("v1", "v1beta1")
+}
+"""By the name under which a plugin registers it. v1beta1 has the same messages without `share_id`,
+which its kubelets skip."""
+HEALTH_SERVICES: Final = {
+    f"{version}.DRAResourceHealth": f"{version}.DRAResourceHealth"
+    for version in ("v1", "v1beta1", "v1alpha1")
+}
+"""Likewise; all have the same messages."""
+
+
+def prepare_resources(service: str) -> Method[Any, Any]:
+    """Return the call by which a kubelet has claims prepared, of one of `DRA_SERVICES`."""
+    return Method(
+        service,
+        "NodePrepareResources",
+        dra.NodePrepareResourcesRequest,
+        dra.NodePrepareResourcesResponse,
+    )
+
+
+def unprepare_resources(service: str) -> Method[Any, Any]:
+    return Method(
+        service,
+        "NodeUnprepareResources",
+        dra.NodeUnprepareResourcesRequest,
+        dra.NodeUnprepareResourcesResponse,
+    )
+
+
+def watch_health(service: str) -> Method[Any, Any]:
+    """Return the call by which a kubelet follows the devices' health."""
+    return Method(
+        service,
+        "NodeWatchResources",
+        dra_health.NodeWatchResourcesRequest,
+        dra_health.NodeWatchResourcesResponse,
+        is_stream=True,
+    )
+
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -359,7 +359,7 @@ def _effect_hint(key: str) -> str:
 
 def _with(pod: Pod, name: str, wishes: PodAnnotations, key: str, text: str) -> PodAnnotations:
     try:
-        return _set(wishes, key, text.strip())
+        return read_value(wishes, key, text.strip())
     except _WordError as error:
         problem = f"the annotation {key} is {error.message}"
         raise refusal(pod, name, problem, hint=error.hint or "") from error
@@ -488,7 +488,8 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 """The field of `PodAnnotations` that each annotation sets, and its parser."""
 
 
-def _set(wishes: PodAnnotations, key: str, text: str) -> PodAnnotations:
+def read_value(wishes: PodAnnotations, key: str, text: str) -> PodAnnotations:
+    """Set what an annotation of a known key means for one container. Raises `UsageError`."""
     path, parse = _READERS[key]
     value: Any = parse(text)
     if key == TOPOLOGY:

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's GPUs as devices of Dynamic Resource Allocation: shares, whole GPUs, MIG slices. Pure.
+
+Every GPU is offered in all ways at once. The counters of its set let a scheduler give it in one way
+only: a share device takes them all with its first claim, a slice takes its memory slots.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from allotment.agent.mig.state import CutGpu
+from allotment.devices.facts import DeviceFacts, NodeFacts
+from allotment.dialects.own.resource_claims import (
+    COMPUTE_CAPACITY,
+    MEMORY_CAPACITY,
+    DevicePart,
+)
+from allotment.kube.nodes import format_quantity
+from allotment.model.clusters import TakenPart
+from allotment.model.compute import WHOLE
+from allotment.model.devices import Device
+from allotment.model.mig import MigHold, MigPlace, MigProfile
+
+TAKEN: Final = "allotment.dev/taken"
+"""A taint: shares that are no claims' have some of the GPU."""
+UNUSABLE: Final = "allotment.dev/unusable"
+"""A taint: the GPU takes nothing new, for the reason in its value."""
+DEFAULT_COMPUTE: Final = 5
+"""Percent of a GPU's time that a claim consumes if it names no amount."""
+
+_MIB: Final = 1 << 20
+_MOST_DEVICES: Final = 64
+"""Of a slice whose devices have taints or counters (resource.k8s.io/v1, types.go)."""
+_MOST_SETS: Final = 8
+"""Counter sets of a slice."""
+_PREFIX: Final = "GPU-"
+_SHORT: Final = 8
+_LONGEST_VALUE: Final = 63
+_MEDIA: Final = "media"
+
+
+class DeviceType(StrEnum):
+    """The attribute `type`."""
+
+    SHARE = "share"
+    """A GPU that several claims consume in parts."""
+    GPU = "gpu"
+    """A whole GPU."""
+    MIG = "mig"
+    """A place for a MIG slice, which is cut when a pod needs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDevice:
+    """One device, and what it stands for."""
+
+    name: str
+    part: DevicePart
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """What is known of a GPU for its devices."""
+
+    device: Device
+    facts: DeviceFacts | None = None
+    cut: CutGpu | None = None
+    """None: it has no MIG, or is not offered in mode mig."""
+    taken: TakenPart = field(default=TakenPart())
+    """By shares that are no claims'."""
+    problem: str = ""
+    """Why it takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The devices of a node, and the contents of its slices."""
+
+    devices: Mapping[str, PoolDevice] = field(default_factory=dict)
+    """By name."""
+    slices: tuple[Mapping[str, Any], ...] = ()
+
+
+def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None) -> Pool:
+    """Return the pool of a node with these GPUs, in the order in which they are to be filled."""
+    names = _names([each.device.uuid for each in gpus])
+    found: dict[str, PoolDevice] = {}
+    sets = []
+    for gpu in gpus:
+        name = names[gpu.device.uuid]
+        counters = _counters(gpu)
+        sets.append({"name": name, "counters": _values(counters)})
+        for device in _devices(gpu, name, counters, node):
+            found[device.name] = device
+    documents = [each.document for each in found.values()]
+    slices: list[Mapping[str, Any]] = [
+        {"sharedCounters": sets[at : at + _MOST_SETS]} for at in range(0, len(sets), _MOST_SETS)
+    ]
+    slices += [
+        {"devices": documents[at : at + _MOST_DEVICES]}
+        for at in range(0, len(documents), _MOST_DEVICES)
+    ]
+    return Pool(devices=found, slices=tuple(slices))
+
+
+def _names(uuids: Sequence[str]) -> Mapping[str, str]:
+    """Return a name for each GPU: the start of its UUID, as long as it has to be."""
+    bare = {uuid: uuid.removeprefix(_PREFIX).lower() for uuid in uuids}
+    length = _SHORT
+    while len({text[:length] for text in bare.values()}) < len(bare):
+        length += 1
+    return {uuid: f"gpu-{text[:length].strip('-')}" for uuid, text in bare.items()}
+
+
+def _counters(gpu: GpuState) -> Mapping[str, int]:
+    """Return what the ways of giving a GPU exclude each other by."""
+    if gpu.cut is None or not gpu.cut.profiles:
+        return {"gpu": 1}
+    slots = max(start + each.size for each in gpu.cut.profiles for start in each.starts)
+    found = {f"memory-slice-{slot}": 1 for slot in range(slots)}
+    return {**found, _MEDIA: 1} if any(map(_is_scarce, gpu.cut.profiles)) else found
+
+
+def _is_scarce(profile: MigProfile) -> bool:
+    """Whether a GPU has media engines for one slice of this profile alone (`+me`)."""
+    return "+me" in profile.name
+
+
+def _values(counters: Mapping[str, int]) -> Mapping[str, Any]:
+    return {name: {"value": str(amount)} for name, amount in counters.items()}
+
+
+def _devices(
+    gpu: GpuState, name: str, counters: Mapping[str, int], node: NodeFacts | None
+) -> Iterator[PoolDevice]:
+    device = gpu.device
+    common = _attributes(gpu, node)
+    everything = [{"counterSet": name, "counters": _values(counters)}]
+    total = device.memory_bytes - device.reserved_bytes
+    memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
+    compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // 100)
+    unusable = _taints(UNUSABLE, gpu.problem)
+    taken = unusable or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
+    is_undivided = not gpu.taken.shares or gpu.taken.mode in {"soft", "mps"}
+    if memory and compute:
+        yield PoolDevice(
+            name=name,
+            part=DevicePart(uuid=device.uuid),
+            document=_document(
+                name,
+                {**common, "type": DeviceType.SHARE},
+                {
+                    MEMORY_CAPACITY: _capacity(memory, default=memory, step=_MIB),
+                    COMPUTE_CAPACITY: _capacity(
+                        compute, default=min(compute, DEFAULT_COMPUTE), step=1, least=0
+                    ),
+                },
+                everything,
+                unusable if is_undivided else taken,
+                allowMultipleAllocations=True,
+            ),
+        )
+    yield PoolDevice(
+        name=f"{name}-whole",
+        part=DevicePart(uuid=device.uuid, is_whole=True),
+        document=_document(
+            f"{name}-whole",
+            {**common, "type": DeviceType.GPU},
+            {
+                MEMORY_CAPACITY: {"value": format_quantity(device.memory_bytes)},
+                "multiprocessors": {"value": str(device.sm_count)},
+            },
+            everything,
+            taken,
+        ),
+    )
+    for profile, start in _places(gpu):
+        word = re.sub(r"[^a-z0-9]+", "-", profile.name).strip("-")
+        slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
+        if _is_scarce(profile):
+            slots[_MEDIA] = 1
+        place = MigPlace(profile.name, start)
+        is_free = _is_free(gpu, profile, start)
+        yield PoolDevice(
+            name=f"{name}-mig-{word}-{start}",
+            part=DevicePart(uuid=device.uuid, slice=place),
+            document=_document(
+                f"{name}-mig-{word}-{start}",
+                {
+                    **common,
+                    "type": DeviceType.MIG,
+                    "uuid": None,
+                    "parentUUID": device.uuid,
+                    "profile": profile.name,
+                },
+                {
+                    MEMORY_CAPACITY: {"value": format_quantity(profile.memory_bytes)},
+                    "multiprocessors": {"value": str(profile.multiprocessors)},
+                },
+                [{"counterSet": name, "counters": _values(slots)}],
+                taken or (() if is_free else _taints(TAKEN, "slice")),
+            ),
+        )
+
+
+def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
+    for profile in gpu.cut.profiles if gpu.cut is not None else ():
+        for start in profile.starts:
+            yield profile, start
+
+
+def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:
+    """Whether no slice of another tool is in the place."""
+    others = (each for each in (gpu.cut.slices if gpu.cut else ()) if each.hold is MigHold.FOREIGN)
+    return all(
+        each.start >= start + profile.size or each.start + each.size <= start for each in others
+    )
+
+
+def _attributes(gpu: GpuState, node: NodeFacts | None) -> Mapping[str, object]:
+    """Return the attributes of all devices of a GPU; the names are those of NVIDIA's driver."""
+    device = gpu.device
+    major, minor = device.compute_capability
+    found: dict[str, object] = {
+        "uuid": device.uuid,
+        "productName": device.name,
+        "cudaComputeCapability": _Version((major, minor)),
+        "resource.kubernetes.io/pciBusID": _bus(device.pci_bus_id),
+    }
+    if node is not None:
+        found["driverVersion"] = _Version(tuple(map(int, re.findall(r"\d+", node.driver_version))))
+        found["cudaDriverVersion"] = _Version(node.cuda_version)
+    if device.numa_node is not None:
+        found["numaNode"] = device.numa_node
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version with the three numbers that semver wants."""
+
+    numbers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return ".".join(map(str, (*self.numbers, 0, 0)[:3]))
+
+
+def _bus(text: str) -> str:
+    """Return a PCI address with the kernel's four digits of domain; NVML writes eight."""
+    return text.lower()[-len("0000:00:00.0") :]
+
+
+def _document(
+    name: str,
+    attributes: Mapping[str, object],
+    capacity: Mapping[str, Any],
+    counters: Sequence[Mapping[str, Any]],
+    taints: Sequence[Mapping[str, str]],
+    **more: object,
+) -> Mapping[str, Any]:
+    return {
+        "name": name,
+        "attributes": {
+            key: _value(value) for key, value in attributes.items() if value is not None
+        },
+        "capacity": capacity,
+        "consumesCounters": counters,
+        **({"taints": list(taints)} if taints else {}),
+        **more,
+    }
+
+
+def _value(value: object) -> Mapping[str, object]:
+    match value:
+        case _Version():
+            return {"version": str(value)}
+        case int():
+            return {"int": value}
+        case _:
+            return {"string": str(value)}
+
+
+def _capacity(
+    total: int, *, default: int, step: int, least: int | None = None
+) -> Mapping[str, Any]:
+    return {
+        "value": format_quantity(total),
+        "requestPolicy": {
+            "default": format_quantity(default),
+            "validRange": {
+                "min": format_quantity(step if least is None else least),
+                "max": format_quantity(total),
+                "step": format_quantity(step),
+            },
+        },
+    }
+
+
+def _taints(key: str, why: str) -> Sequence[Mapping[str, str]]:
+    """Return a taint that keeps new claims away, or none; its value is a label's."""
+    if not why:
+        return ()
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", why)[:_LONGEST_VALUE].strip("-_.")
+    return ({"key": key, "value": value, "effect": "NoSchedule"},)

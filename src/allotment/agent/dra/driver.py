@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver: tells the cluster of the node's devices, and makes the shares of its claims.
+
+    shares, GPUs, health ──► Pool ──► ResourceSlices ──► kube-scheduler allocates a claim
+    kubelet ──NodePrepareResources──► the claim's allocation ──► ShareOrders ──► Tenants
+
+The kubelet does not pass the allocation on: it is read at the API server, with the claim's uid. A
+claim has one share for each of its requests, whichever containers and pods use it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import grpc.aio
+import structlog
+
+from allotment.agent.allocation.tenants import Tenants
+from allotment.agent.dra.devices import GpuState, Pool, PoolDevice, pool_of
+from allotment.agent.kubelet import services
+from allotment.agent.kubelet.proto import dra_health_pb2 as health
+from allotment.agent.kubelet.proto import dra_pb2 as dra
+from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
+from allotment.agent.kubelet.services import Context, MethodHandler
+from allotment.agent.node_state import NodeState
+from allotment.devices.facts import NodeFacts
+from allotment.dialects.own.resource_claims import (
+    COMPUTE_CAPACITY,
+    DRIVER,
+    AllocatedDevice,
+    request_for,
+)
+from allotment.kube.clients import Api
+from allotment.kube.nodes import OwnNode
+from allotment.kube.resource_claims import OwnSlices, ResourceClaim, read_claim
+from allotment.kube.watching import Signal
+from allotment.model.clusters import TakenPart
+from allotment.model.errors import AllotError, NotFoundError, UsageError
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Injection, Share, ShareId
+from allotment.shares.booking import booked
+from allotment.shares.cdi import KIND
+from allotment.shares.placing import ShareOrder
+from allotment.shares.record import LoadedShare
+
+_log = structlog.get_logger("allotment.agent")
+
+_PLUGINS: Final = "plugins"
+_REGISTRATIONS: Final = "plugins_registry"
+_SOON_S: Final = 10.0
+"""For the node's devices to be known, after the agent's start."""
+_BYE_S: Final = 0.5
+_HEALTH_S: Final = 30
+"""A device without news for so long is unknown to the kubelet."""
+
+
+class ResourceDriver:
+    """`gpu.allotment.dev` on this node. For one event loop; needs `run` running."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        node: OwnNode,
+        name: str,
+        state: NodeState,
+        tenants: Tenants,
+        facts: Callable[[], NodeFacts],
+        kubelet: Path,
+    ) -> None:
+        """`name` is the node's; `facts` blocks; `kubelet` is its folder, `/var/lib/kubelet`."""
+        self._api = api
+        self._node = node
+        self._name = name
+        self._state = state
+        self._tenants = tenants
+        self._facts = facts
+        self._kubelet = kubelet
+        self._slices = OwnSlices(api, node=name, driver=DRIVER)
+        self._pool = Pool()
+        self._read: NodeFacts | None = None
+        self._renewed = Signal()
+
+    async def run(self) -> NoReturn:
+        """Serve the kubelet and keep the node's slices, where the API server has them."""
+        await self._slices.until_served()
+        self._read = await asyncio.to_thread(self._facts)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._slices.run())
+            group.create_task(self._serve())
+        raise AssertionError  # neither ends by itself
+
+    def offer(self, shares: Sequence[LoadedShare]) -> None:
+        """Renew the pool: shares, devices or their health may have changed."""
+        node = self._node.current
+        if node is None or self._read is None:
+            return
+        pool = pool_of(list(self._gpus(shares)), self._read)
+        if pool != self._pool:
+            self._pool = pool
+            self._renewed.notify()
+        self._slices.want(pool.slices, node_uid=node.uid)
+
+    def _gpus(self, shares: Sequence[LoadedShare]) -> Sequence[GpuState]:
+        """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
+        state = self._state
+        others = booked([each for each in shares if not (each.owner and each.owner.is_claim)])
+        all_shares = booked(shares)
+        facts = {each.uuid: each for each in self._read.devices} if self._read else {}
+        gpus = [each for each in state.devices.values() if each.slice_of is None]
+
+        def filled(uuid: str) -> int:
+            booking = all_shares.get(uuid)
+            return booking.memory if booking else 0
+
+        return [
+            GpuState(
+                device=gpu,
+                facts=facts.get(gpu.uuid),
+                cut=state.cut_gpus.get(gpu.uuid),
+                taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
+                if (booking := others.get(gpu.uuid))
+                else TakenPart(),
+                problem=state.unusable.get(gpu.uuid, "")
+                or ("cordoned" if gpu.uuid in state.cordoned else ""),
+            )
+            for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+        ]
+
+    # ---- the kubelet -----------------------------------------------------------------------------
+
+    async def _serve(self) -> NoReturn:
+        """Listen at two sockets; the kubelet finds the driver by the one for registrations.
+
+        Their names are new ones at each start: an agent that takes over registers before the former
+        one has ended, and the kubelet keeps both.
+        """
+        mark = os.urandom(4).hex()
+        folder = self._kubelet / _PLUGINS / DRIVER
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        registrations = self._kubelet / _REGISTRATIONS
+        registrations.mkdir(mode=0o750, parents=True, exist_ok=True)
+        endpoint = folder / f"dra-{mark}.sock"
+        announced = registrations / f"{DRIVER}-{mark}-reg.sock"
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(services.handlers(self._answers(endpoint)))
+        for path in (endpoint, announced):
+            server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        _log.info("serving resource claims", driver=DRIVER, socket=str(endpoint))
+        try:
+            await server.wait_for_termination()
+        finally:
+            for path in (announced, endpoint):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            await server.stop(_BYE_S)
+        raise AssertionError  # it ends by cancellation alone
+
+    def _answers(self, endpoint: Path) -> Mapping[services.Method[Any, Any], MethodHandler]:
+        found: dict[services.Method[Any, Any], MethodHandler] = {
+            services.PLUGIN_INFO: partial(self._info, endpoint),
+            services.PLUGIN_REGISTERED: self._registered,
+        }
+        for service in services.DRA_SERVICES.values():
+            found[services.prepare_resources(service)] = self._prepare
+            found[services.unprepare_resources(service)] = self._unprepare
+        for service in services.HEALTH_SERVICES.values():
+            found[services.watch_health(service)] = self._watch
+        return found
+
+    async def _info(
+        self, endpoint: Path, _: registration.InfoRequest, __: Context
+    ) -> registration.PluginInfo:
+        return registration.PluginInfo(
+            type="DRAPlugin",
+            name=DRIVER,
+            endpoint=str(endpoint),
+            supported_versions=[*services.DRA_SERVICES, *services.HEALTH_SERVICES],
+        )
+
+    async def _registered(
+        self, status: registration.RegistrationStatus, _: Context
+    ) -> registration.RegistrationStatusResponse:
+        if status.plugin_registered:
+            _log.info("registered at the kubelet", driver=DRIVER)
+        else:
+            _log.warning("the kubelet refuses the driver", driver=DRIVER, why=status.error)
+        return registration.RegistrationStatusResponse()
+
+    async def _prepare(
+        self, request: dra.NodePrepareResourcesRequest, _: Context
+    ) -> dra.NodePrepareResourcesResponse:
+        answers = await asyncio.gather(*map(self._prepared, request.claims))
+        return dra.NodePrepareResourcesResponse(
+            claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
+        )
+
+    async def _unprepare(
+        self, request: dra.NodeUnprepareResourcesRequest, _: Context
+    ) -> dra.NodeUnprepareResourcesResponse:
+        answers = await asyncio.gather(*map(self._released, request.claims))
+        return dra.NodeUnprepareResourcesResponse(
+            claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
+        )
+
+    async def _watch(
+        self, _: health.NodeWatchResourcesRequest, __: Context
+    ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
+        async for _each in self._renewed.changes():
+            yield health.NodeWatchResourcesResponse(
+                devices=list(map(self._health_of, self._pool.devices.values()))
+            )
+
+    def _health_of(self, device: PoolDevice) -> health.DeviceHealth:
+        why = self._state.unusable.get(device.part.uuid, "")
+        return health.DeviceHealth(
+            device=health.DeviceIdentifier(pool_name=self._name, device_name=device.name),
+            health=health.UNHEALTHY if why else health.HEALTHY,
+            health_check_timeout_seconds=_HEALTH_S,
+            message=why,
+        )
+
+    # ---- claims ----------------------------------------------------------------------------------
+
+    async def _prepared(self, asked: dra.Claim) -> dra.NodePrepareResourceResponse:
+        try:
+            claim = await read_claim(
+                self._api,
+                namespace=asked.namespace,
+                name=asked.name,
+                uid=asked.uid,
+                driver=DRIVER,
+            )
+            orders = await self._orders(claim)
+            shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
+        except AllotError as error:
+            return dra.NodePrepareResourceResponse(error=error.one_line())
+        by_id = {share.id: share for share in shares}
+        by_request = {request: by_id[order.id] for request, order in orders.items()}
+        return dra.NodePrepareResourceResponse(devices=_answered(claim, by_request))
+
+    async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
+        try:
+            await self._tenants.release_claim(PodUid(asked.uid))
+        except AllotError as error:
+            return dra.NodeUnprepareResourceResponse(error=error.one_line())
+        return dra.NodeUnprepareResourceResponse()
+
+    async def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
+        """Return the order of each request's share. Raises `AllotError`."""
+        groups: dict[str, list[AllocatedDevice]] = {}
+        for each in claim.devices:
+            if each.is_admin:
+                raise UsageError(
+                    f"ResourceClaim {claim}, request {each.request}: adminAccess is not served",
+                    hint="monitor with `allot top`, `allot ps` or the agent's metrics",
+                )
+            groups.setdefault(each.request, []).append(each)
+        await self._wait_for(each.device for each in claim.devices)
+        return {request: self._order(claim, request, group) for request, group in groups.items()}
+
+    async def _wait_for(self, names: Iterable[str]) -> None:
+        """Wait for devices that an agent that has just started does not know yet."""
+        wanted = set(names)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SOON_S):
+                async for _ in self._renewed.changes():
+                    if wanted <= self._pool.devices.keys():
+                        return
+
+    def _order(
+        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
+    ) -> ShareOrder:
+        known = self._pool.devices
+        missing = [each.device for each in group if each.device not in known]
+        if missing:
+            raise NotFoundError(
+                f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
+                hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
+            )
+        parts = [(each, known[each.device].part) for each in group]
+        wanted = request_for(
+            parts,
+            [each for each in claim.parameters if each.are_for(request)],
+            asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
+        )
+        uuids = tuple(part.uuid for _, part in parts)
+        mark = hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()
+        return ShareOrder(
+            id=ShareId(mark[:12]),
+            owner=Owner(
+                uid=PodUid(claim.uid),
+                namespace=claim.namespace,
+                pod=claim.name,
+                container=request,
+                kind=ContainerKind.REGULAR,
+                resource=DRIVER,
+                is_claim=True,
+            ),
+            request=wanted,
+            devices=uuids,
+            slices=tuple(part.slice for _, part in parts if part.slice is not None),
+            candidates=uuids,
+            injection=Injection.CDI,
+        )
+
+
+def _answered(claim: ResourceClaim, shares: Mapping[str, Share]) -> list[dra.Device]:
+    """Return the devices of a claim; the first of each request brings the share."""
+    found = []
+    told = set()
+    for each in claim.devices:
+        share = shares[each.request]
+        ids = [] if share.id in told else [f"{KIND}={share.device_name}"]
+        told.add(share.id)
+        found.append(
+            dra.Device(
+                request_names=[each.request.partition("/")[0]],
+                pool_name=each.pool,
+                device_name=each.device,
+                cdi_device_ids=ids,
+                share_id=each.share_id or None,
+            )
+        )
+    return found

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims and ResourceSlices at the API server (`resource.k8s.io/v1`, Kubernetes 1.34)."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import msgspec
+import structlog
+
+from allotment.dialects.own.resource_claims import AllocatedDevice, Parameters
+from allotment.kube.clients import Api, Backoff, PatchKind, find
+from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
+from allotment.kube.objects import Metadata, Narrow
+from allotment.kube.watching import Followed, Subject
+from allotment.model.errors import StateError
+
+API: Final = "/apis/resource.k8s.io/v1"
+_SLICES: Final = f"{API}/resourceslices"
+_ABSENT_S: Final = 300.0
+"""Between two looks for an API that the server lacks."""
+_GATHER_S: Final = 0.02
+
+_log = structlog.get_logger(__name__)
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+
+class _Result(Narrow):
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str] | None = None
+
+
+class _Opaque(Narrow):
+    driver: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Config(Narrow):
+    source: str = ""
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Devices(Narrow):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(Narrow):
+    devices: _Devices | None = None
+
+
+class _Status(Narrow):
+    allocation: _Allocation | None = None
+
+
+class _Capacity(Narrow):
+    requests: dict[str, str] | None = None
+
+
+class _Exact(Narrow):
+    name: str = ""
+    capacity: _Capacity | None = None
+
+
+class _Request(Narrow):
+    name: str = ""
+    exactly: _Exact | None = None
+    first_available: list[_Exact] | None = None
+
+
+class _Requests(Narrow):
+    requests: list[_Request] | None = None
+
+
+class _Spec(Narrow):
+    devices: _Requests | None = None
+
+
+class _Claim(Narrow):
+    metadata: Metadata
+    spec: _Spec | None = None
+    status: _Status | None = None
+
+
+_CLAIM = msgspec.json.Decoder(_Claim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceClaim:
+    """An allocated claim, as far as our driver serves it."""
+
+    uid: str
+    namespace: str
+    name: str
+    devices: tuple[AllocatedDevice, ...]
+    parameters: tuple[Parameters, ...] = ()
+    """The class's first: later ones win."""
+    capacities: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+async def read_claim(
+    api: Api, *, namespace: str, name: str, uid: str, driver: str
+) -> ResourceClaim:
+    """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`."""
+    path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
+    found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
+    if found is None or found.metadata.uid != uid:
+        raise StateError(
+            f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
+            hint="the kubelet asks again for the present one, if a pod uses it",
+        )
+    allocation = found.status.allocation if found.status else None
+    if allocation is None or allocation.devices is None:
+        raise StateError(
+            f"ResourceClaim {namespace}/{name} is not allocated",
+            hint="a scheduler allocates it when it binds a pod",
+        )
+    return ResourceClaim(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        devices=tuple(
+            AllocatedDevice(
+                request=each.request,
+                pool=each.pool,
+                device=each.device,
+                share_id=each.share_id or "",
+                is_admin=bool(each.admin_access),
+                consumed=each.consumed_capacity or {},
+            )
+            for each in allocation.devices.results or ()
+            if each.driver == driver
+        ),
+        parameters=tuple(_parameters(allocation.devices.config or (), driver)),
+        capacities=_capacities(found.spec),
+    )
+
+
+def _parameters(configs: Sequence[_Config], driver: str) -> list[Parameters]:
+    return [
+        Parameters(
+            where=f"status.allocation.devices.config[{place}].opaque.parameters",
+            content=msgspec.json.decode(each.opaque.parameters),
+            requests=tuple(each.requests or ()),
+        )
+        for place, each in enumerate(configs)
+        if each.opaque is not None and each.opaque.driver == driver
+    ]
+
+
+def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
+    named = {}
+    for request in (spec.devices.requests if spec and spec.devices else None) or ():
+        kinds = [(request.name, request.exactly)] if request.exactly is not None else []
+        kinds += [(f"{request.name}/{each.name}", each) for each in request.first_available or ()]
+        for name, kind in kinds:
+            asked = kind.capacity.requests if kind.capacity is not None else None
+            named[name] = frozenset(asked or ())
+    return named
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+class _Slice(Narrow):
+    metadata: Metadata
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A slice at the server."""
+
+    name: str
+    uid: str
+    spec: Mapping[str, Any]
+
+
+Content = Mapping[str, Any]
+"""A slice's `devices` or `sharedCounters`, as JSON."""
+
+
+class OwnSlices(Followed[_Slice, _Stored]):
+    """This node's ResourceSlices of one driver, followed and kept as wanted. Needs `run` running.
+
+    The pool has the node's name. A change within one slice is one write. A change of several gives
+    the pool a new generation, and until all slices have it a scheduler allocates nothing there.
+    """
+
+    def __init__(self, api: Api, *, node: str, driver: str, backoff: Backoff | None = None) -> None:
+        super().__init__(
+            api,
+            Subject(
+                name=f"ResourceSlices of node {node}",
+                path=_SLICES,
+                fields={"spec.driver": driver, "spec.nodeName": node},
+                item=_Slice,
+                convert=_stored,
+            ),
+            backoff=backoff,
+        )
+        self._api = api
+        self._node = node
+        self._driver = driver
+        self._owner: Mapping[str, Any] | None = None
+        self._wanted: tuple[Content, ...] | None = None
+        self._written: dict[str, tuple[Content, Mapping[str, Any]]] = {}
+        """What was last written to each slice, and what the server made of it."""
+        self._backoff = Backoff(first_s=0.1, most_s=10.0)
+
+    def want(self, contents: Sequence[Content], *, node_uid: str) -> None:
+        """Keep these slices, in this order, from now on."""
+        wanted = tuple(contents)
+        if wanted != self._wanted or self._owner is None or self._owner["uid"] != node_uid:
+            self._wanted = wanted
+            self._owner = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": self._node,
+                "uid": node_uid,
+                "controller": True,
+            }
+            self._following.signal.notify()
+
+    async def until_served(self) -> None:
+        """Return once the server has the API: it may be upgraded."""
+        backoff = Backoff()
+        while True:
+            try:
+                if await find(self._api, API, _ANY, asked=f"look for {API}") is not None:
+                    return
+                wait_s = _ABSENT_S
+            except KubeError as error:
+                wait_s = backoff.next(at_least_s=error.retry_after_s)
+            await asyncio.sleep(wait_s)
+
+    async def run(self) -> NoReturn:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(super().run())
+            await self._keep()
+        raise AssertionError  # neither ends by itself
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the slices at the server are those wanted."""
+        return self._wanted is not None and self.is_synced and not any(self._plan())
+
+    async def _keep(self) -> NoReturn:
+        async for _ in self.changes():
+            if self._wanted is None or not self.is_synced:
+                continue
+            await asyncio.sleep(_GATHER_S)
+            try:
+                await self._write()
+            except KubeError as error:
+                _log.warning(error.message, hint=error.hint)
+                await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
+                self._following.recheck()
+                self._following.signal.notify()
+            else:
+                self._backoff.reset()
+        raise AssertionError  # changes() does not end
+
+    def _plan(self) -> tuple[list[int], list[_Stored]]:
+        """Return the numbers of the slices to write, and those to delete."""
+        wanted = self._wanted or ()
+        there = {each.name: each for each in self._following.values.values()}
+        names = [self._name(number) for number in range(len(wanted))]
+        surplus = [each for name, each in there.items() if name not in names]
+        changed = [
+            number
+            for number, (name, content) in enumerate(zip(names, wanted, strict=True))
+            if not self._is_as(content, there.get(name), count=len(wanted))
+        ]
+        return changed, surplus
+
+    def _is_as(self, content: Content, stored: _Stored | None, *, count: int) -> bool:
+        if stored is None or stored.spec.get("pool", {}).get("resourceSliceCount") != count:
+            return False
+        present = _content(stored.spec)
+        written = self._written.get(stored.name)
+        return present == content or (written is not None and written == (content, present))
+
+    async def _write(self) -> None:
+        wanted = self._wanted or ()
+        changed, surplus = self._plan()
+        if not changed and not surplus:
+            return
+        stored = {each.name: each for each in self._following.values.values()}
+        generations = {each.spec.get("pool", {}).get("generation", 0) for each in stored.values()}
+        generation = max(generations, default=0)
+        if len(changed) > 1 or surplus or len(generations) > 1 or len(stored) != len(wanted):
+            generation += 1
+            changed = list(range(len(wanted)))
+        for number in changed:
+            await self._put(number, wanted[number], stored, generation, count=len(wanted))
+        for each in surplus:
+            asked = f"delete ResourceSlice {each.name}"
+            try:
+                await self._api.delete(f"{_SLICES}/{each.name}", uid=each.uid, asked=asked)
+            except (ObjectMissingError, ConflictError):
+                continue  # the watch tells
+
+    async def _put(
+        self,
+        number: int,
+        content: Content,
+        stored: Mapping[str, _Stored],
+        generation: int,
+        *,
+        count: int,
+    ) -> None:
+        name = self._name(number)
+        pool = {"name": self._node, "generation": generation, "resourceSliceCount": count}
+        if name in stored:
+            empty = {key: None for key in _content(stored[name].spec) if key not in content}
+            answer = await self._api.patch(
+                f"{_SLICES}/{name}",
+                {"spec": {**empty, **content, "pool": pool}},
+                asked=f"change ResourceSlice {name}",
+                kind=PatchKind.MERGE,
+            )
+        else:
+            answer = await self._api.create(
+                _SLICES,
+                {
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "ResourceSlice",
+                    "metadata": {"name": name, "ownerReferences": [self._owner]},
+                    "spec": {
+                        "driver": self._driver,
+                        "nodeName": self._node,
+                        **content,
+                        "pool": pool,
+                    },
+                },
+                asked=f"create ResourceSlice {name}",
+            )
+        self._written[name] = content, _content(msgspec.json.decode(answer, type=_Slice).spec)
+
+    def _name(self, number: int) -> str:
+        return f"{self._node}-{self._driver}-{number:02d}"
+
+
+_ANY = msgspec.json.Decoder(dict[str, Any])
+_FIXED: Final = {"driver", "nodeName", "pool"}
+
+
+def _stored(item: _Slice) -> _Stored:
+    return _Stored(item.metadata.name, item.metadata.uid, item.spec)
+
+
+def _content(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a slice's spec without what all have, and without the times that the server adds."""
+    content = {key: value for key, value in spec.items() if key not in _FIXED}
+    if "devices" in content:
+        content["devices"] = [_without_times(each) for each in content["devices"]]
+    return content
+
+
+def _without_times(device: Mapping[str, Any]) -> Mapping[str, Any]:
+    taints = device.get("taints")
+    if not taints:
+        return device
+    bare = [{key: text for key, text in each.items() if key != "timeAdded"} for each in taints]
+    return {**device, "taints": bare}
