@@ -96,7 +96,7 @@ types: $(VENV)/.developer ## mypy, strict
 native: $(VENV)/.installed ## the native libraries of this machine, as they ship
 	@$(python) tools/build_native.py --quiet
 
-# Once for each set of versions, 6 minutes on two cores; nothing where they could not run.
+# Once for each set of versions, some 7 minutes on two cores; nothing where they could not run.
 testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etcd, containerd
 	@PYTHONPATH=tests/cluster $(python) -m testbed build --if-usable >/dev/null
 

@@ -366,7 +366,8 @@ typedef struct waiter {
 
 static CUresult create_context(void) {
   CUcontext made;
-  return cuCtxCreate_v2(&made, 0, 0);
+  const CUresult result = cuCtxCreate_v2(&made, 0, 0);
+  return result == CUDA_SUCCESS ? cuCtxDestroy_v2(made) : result;
 }
 
 static CUresult raise_limit(void) {
@@ -389,7 +390,8 @@ static void wait_beside_others(CUresult (*call)(void)) {
   pthread_t thread;
   OK(pthread_create(&thread, NULL, call_and_wait, &of));
   for (int i = 0; i < 200; i++) {
-    OK(cuDevicePrimaryCtxRetain(&of.context, 0));
+    CUcontext retained;
+    OK(cuDevicePrimaryCtxRetain(&retained, 0));
     OK(cuDevicePrimaryCtxRelease_v2(0));
     usleep(1000);
     EXPECT(!__atomic_load_n(&of.has_ended, __ATOMIC_ACQUIRE));

@@ -101,9 +101,17 @@ def sleeper() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            ["/bin/cat"], stdin=subprocess.PIPE, env={**os.environ, **variables}
+            ["/bin/cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, **variables},
         )
         started.append(process)
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"  # it runs: the kernel shows its environment
         return process
 
     yield start

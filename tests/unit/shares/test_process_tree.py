@@ -66,7 +66,10 @@ def test_what_a_debugger_stops_is_not_stopped() -> None:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         is_stopped = process_tree.is_stopped(process.pid)
-        process.kill()
+        # `Popen.kill` takes the stop for the end, and sends nothing.
+        os.kill(process.pid, signal.SIGKILL)
+        while not os.WIFSIGNALED(os.waitpid(process.pid, 0)[1]):
+            pass
     assert (state, is_stopped) == ("t", False)
 
 

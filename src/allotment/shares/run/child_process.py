@@ -240,8 +240,9 @@ def wait(
     awaited = _PASSED_ON | {signal.SIGCHLD}
     next_look = monotonic() + _LOOK_S
     while True:
-        if look is not None and monotonic() >= next_look:  # however many signals come
-            look()
+        if monotonic() >= next_look:  # however many signals come
+            if look is not None:
+                look()
             next_look = monotonic() + _LOOK_S
         ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if ended and not os.WIFSTOPPED(status):
@@ -251,13 +252,10 @@ def wait(
             _stop_along(child, os.WSTOPSIG(status))
             continue
         _reap_adopted(child)
-        if look is None:
-            info = signal.sigwaitinfo(awaited)
-        else:
-            received = signal.sigtimedwait(awaited, max(0.0, next_look - monotonic()))
-            if received is None:
-                continue
-            info = received
+        # Not for ever: another thread of this process may get SIGCHLD, which is nothing to it.
+        info = signal.sigtimedwait(awaited, max(0.0, next_look - monotonic()))
+        if info is None:
+            continue
         if info.si_signo != signal.SIGCHLD and not _reached_child(child, info.si_code):
             _send(child, info.si_signo)
 

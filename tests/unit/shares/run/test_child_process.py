@@ -15,6 +15,7 @@ from allotment.model.errors import (
     CommandNotFoundError,
     PrerequisiteError,
 )
+from allotment.shares.run import child_process
 from allotment.shares.run.child_process import SignalState, find_program, signals_held, start, wait
 
 
@@ -73,6 +74,20 @@ def test_scripts_run_as_a_shell_has_it(
 ) -> None:
     program = find_program([name], str(bin_folder))
     assert os.waitstatus_to_exitcode(wait(start(program, os.environ, signals=signals))) == status
+
+
+def test_an_end_whose_signal_another_thread_got_is_seen(
+    bin_folder: Path, signals: SignalState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "_LOOK_S", 0.05)
+    monkeypatch.delattr(signal, "sigwaitinfo")  # it waits without an end: the test would hang
+    child = start(find_program(["good"], str(bin_folder)), os.environ, signals=signals)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert signal.sigtimedwait({signal.SIGCHLD}, 5)
+    answers = [(0, 0)]  # as before its end
+    waitpid = os.waitpid
+    monkeypatch.setattr(os, "waitpid", lambda *given: answers.pop() if answers else waitpid(*given))
+    assert os.waitstatus_to_exitcode(wait(child)) == 7
 
 
 def test_a_missing_interpreter_is_told(bin_folder: Path, signals: SignalState) -> None:
