@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims of tests, the pods that use them, and the devices that the agent publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+
+API = "/apis/resource.k8s.io/v1"
+DRIVER = "gpu.allotment.dev"
+CLASSES = Path(__file__).parents[2] / "deploy" / "manifests" / "device-classes.yaml"
+
+
+def install_classes(cluster: Cluster) -> None:
+    for each in yaml.safe_load_all(CLASSES.read_text("utf-8")):
+        cluster.api.apply(f"{API}/deviceclasses/{each['metadata']['name']}", each)
+
+
+def published(cluster: Cluster) -> list[Json]:
+    """The devices of the node's whole pool."""
+    slices = cluster.api.items(f"{API}/resourceslices", fieldSelector=f"spec.driver={DRIVER}")
+    pools = [each["spec"]["pool"] for each in slices]
+    is_whole = bool(pools) and all(
+        (each["generation"], each["resourceSliceCount"]) == (pools[0]["generation"], len(slices))
+        for each in pools
+    )
+    return [device for each in slices for device in each["spec"].get("devices", ())] * is_whole
+
+
+def claim(
+    pods: Pods,
+    name: str,
+    *requests: Json,
+    config: Sequence[Json] = (),
+) -> None:
+    """Makes a claim with these requests."""
+    parameters = [{"opaque": {"driver": DRIVER, "parameters": each}} for each in config]
+    pods.cluster.api.post(
+        f"{API}/namespaces/{pods.namespace}/resourceclaims",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": list(requests), "config": parameters}},
+        },
+    )
+
+
+def share(name: str = "gpu", *, count: int = 1, **capacity: str) -> Json:
+    """A request for parts of GPUs."""
+    exactly: Json = {"deviceClassName": "share.allotment.dev", "count": count}
+    if capacity:
+        exactly["capacity"] = {"requests": capacity}
+    return {"name": name, "exactly": exactly}
+
+
+def claiming(name: str, command: Sequence[str], claim_name: str, **more: Any) -> Json:  # noqa: ANN401
+    """A pod whose container uses a claim."""
+    asking = container(command)
+    asking["resources"] = {"claims": [{"name": "mine"}]}
+    return pod(
+        name,
+        asking,
+        resourceClaims=[{"name": "mine", "resourceClaimName": claim_name}],
+        **more,
+    )
