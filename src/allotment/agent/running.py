@@ -294,6 +294,7 @@ class _Agent:
             name=settings.node,
             state=state,
             tenants=self._tenants,
+            reports=self._reports,
             facts=self._facts.read,
             kubelet=settings.kubelet_socket.parent.parent,
         )

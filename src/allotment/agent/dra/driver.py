@@ -28,6 +28,7 @@ from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 from allotment.agent.kubelet.services import Context, MethodHandler
 from allotment.agent.node_state import NodeState
+from allotment.agent.protocols import Reports
 from allotment.devices.facts import NodeFacts
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
@@ -42,6 +43,7 @@ from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
 from allotment.model.errors import AllotError, NotFoundError, UsageError
 from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.reported import Reported
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
@@ -50,11 +52,14 @@ from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
 
+NOT_SERVED: Final = "ClaimsNotServed"
+"""Reason of an event on the node."""
 _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
 _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _BYE_S: Final = 0.5
+_RETRY_S: Final = 30.0
 _HEALTH_S: Final = 30
 """A device without news for so long is unknown to the kubelet."""
 
@@ -70,6 +75,7 @@ class ResourceDriver:
         name: str,
         state: NodeState,
         tenants: Tenants,
+        reports: Reports,
         facts: Callable[[], NodeFacts],
         kubelet: Path,
     ) -> None:
@@ -79,6 +85,8 @@ class ResourceDriver:
         self._name = name
         self._state = state
         self._tenants = tenants
+        self._reports = reports
+        self._reported = Reported[str]()
         self._facts = facts
         self._kubelet = kubelet
         self._slices = OwnSlices(api, node=name, driver=DRIVER)
@@ -135,6 +143,16 @@ class ResourceDriver:
     # ---- the kubelet -----------------------------------------------------------------------------
 
     async def _serve(self) -> NoReturn:
+        while True:
+            try:
+                await self._listen()
+            except (OSError, RuntimeError) as error:  # gRPC's error of a socket is the latter
+                text = f"cannot serve ResourceClaims in {self._kubelet}: {error}"
+                if self._reported.is_new(NOT_SERVED, text):
+                    self._reports.node(NOT_SERVED, text, is_warning=True)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _listen(self) -> None:
         """Listen at two sockets; the kubelet finds the driver by the one for registrations.
 
         Their names are new ones at each start: an agent that takes over registers before the former
@@ -149,18 +167,18 @@ class ResourceDriver:
         announced = registrations / f"{DRIVER}-{mark}-reg.sock"
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(services.handlers(self._answers(endpoint)))
-        for path in (endpoint, announced):
-            server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        _log.info("serving resource claims", driver=DRIVER, socket=str(endpoint))
         try:
+            for path in (endpoint, announced):
+                server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            self._reported.over(NOT_SERVED)
+            _log.info("serving resource claims", driver=DRIVER, socket=str(endpoint))
             await server.wait_for_termination()
         finally:
             for path in (announced, endpoint):
                 with contextlib.suppress(OSError):
                     path.unlink()
             await server.stop(_BYE_S)
-        raise AssertionError  # it ends by cancellation alone
 
     def _answers(self, endpoint: Path) -> Mapping[services.Method[Any, Any], MethodHandler]:
         found: dict[services.Method[Any, Any], MethodHandler] = {

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's GPUs as devices: what excludes what, what is left, and the limits of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from gpus import gpu
+from hypothesis import given
+from hypothesis import strategies as st
+from mig_profiles import profiles as profiles_of
+
+from allotment.agent.dra.devices import TAKEN, UNUSABLE, GpuState, Pool, pool_of
+from allotment.agent.mig.state import CutGpu
+from allotment.model.clusters import TakenPart
+from allotment.model.mig import MigHold, MigPlace, MigSlice
+
+GI = 1 << 30
+A100_80 = profiles_of("A100-80GB")
+H100_80 = profiles_of("H100-80GB")
+
+
+def cut(profiles: Sequence[Any] = A100_80, **fields: Any) -> CutGpu:  # noqa: ANN401
+    return CutGpu(profiles=tuple(profiles), is_enabled=True, **fields)
+
+
+def taints(pool: Pool, name: str) -> list[str]:
+    return [each["key"] for each in pool.devices[name].document.get("taints", ())]
+
+
+def counters(pool: Pool, name: str) -> Mapping[str, int]:
+    ((only),) = pool.devices[name].document["consumesCounters"]
+    return {key: int(each["value"]) for key, each in only["counters"].items()}
+
+
+def named(uuid: str) -> str:
+    return f"gpu-{uuid.removeprefix('GPU-').lower()[:8]}"
+
+
+def test_a_gpu_is_offered_in_every_way() -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, cut=cut())], None)
+    name = named(device.uuid)
+    places = sum(len(each.starts) for each in A100_80)
+    assert len(pool.devices) == 2 + places
+    assert pool.devices[name].document["allowMultipleAllocations"] is True
+    assert "allowMultipleAllocations" not in pool.devices[f"{name}-whole"].document
+    slices = {each.part.slice for each in pool.devices.values() if each.part.slice}
+    assert slices == {MigPlace(each.name, start) for each in A100_80 for start in each.starts}
+
+
+def test_the_ways_exclude_each_other_by_counters() -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, cut=cut())], None)
+    name = named(device.uuid)
+    (sets,) = (each for each in pool.slices if "sharedCounters" in each)
+    (only,) = sets["sharedCounters"]
+    have = {key: int(each["value"]) for key, each in only["counters"].items()}
+    assert counters(pool, name) == counters(pool, f"{name}-whole") == have
+    for each in pool.devices.values():
+        assert counters(pool, each.name).items() <= have.items()
+
+
+@given(st.data())
+def test_slices_fit_together_by_counters_exactly_if_their_slots_do(data: st.DataObject) -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, cut=cut())], None)
+    sizes = {each.name: each.size for each in A100_80}
+    devices = [each for each in pool.devices.values() if each.part.slice]
+    chosen = data.draw(st.lists(st.sampled_from(devices), max_size=7, unique_by=lambda e: e.name))
+    wanted: dict[str, int] = {}
+    for each in chosen:
+        for key, amount in counters(pool, each.name).items():
+            wanted[key] = wanted.get(key, 0) + amount
+    fits = all(amount <= 1 for amount in wanted.values())
+    spans = sorted(
+        (place.start, place.start + sizes[place.profile])
+        for each in chosen
+        if (place := each.part.slice)
+    )
+    apart = all(one[1] <= other[0] for one, other in pairwise(spans))
+    scarce = sum("+me" in each.part.slice.profile for each in chosen if each.part.slice)
+    assert fits == (apart and scarce <= 1)
+
+
+def test_what_others_have_is_taken_off() -> None:
+    device = gpu(0)
+    taken = TakenPart(4 * GI, 3000, 1, "soft")
+    pool = pool_of([GpuState(device=device, cut=cut(), taken=taken)], None)
+    name = named(device.uuid)
+    capacity = pool.devices[name].document["capacity"]
+    assert capacity["memory"]["value"] == f"{(device.allottable_bytes - 4 * GI) >> 30}Gi"
+    assert capacity["compute"]["value"] == "70"
+    assert taints(pool, name) == []
+    assert taints(pool, f"{name}-whole") == [TAKEN]
+    assert taints(pool, f"{name}-mig-1g-10gb-0") == [TAKEN]
+
+
+def test_a_gpu_that_others_have_whole_takes_no_claim() -> None:
+    device = gpu(0)
+    taken = TakenPart(device.allottable_bytes, 0, 1, "exclusive")
+    pool = pool_of([GpuState(device=device, taken=taken)], None)
+    assert list(pool.devices) == [f"{named(device.uuid)}-whole"]
+    assert taints(pool, f"{named(device.uuid)}-whole") == [TAKEN]
+
+
+def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
+    device = gpu(0)
+    sick = pool_of([GpuState(device=device, cut=cut(), problem="XID 79: it is lost")], None)
+    assert {taint for name in sick.devices for taint in taints(sick, name)} == {UNUSABLE}
+    assert all(len(taints(sick, name)) == 1 for name in sick.devices)
+    well = pool_of([GpuState(device=device, cut=cut())], None)
+    assert not any(taints(well, name) for name in well.devices)
+
+
+def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
+    device = gpu(0)
+    number = next(each.number for each in A100_80 if each.name == "1g.10gb")
+    theirs = MigSlice(profile=number, start=2, size=1, hold=MigHold.FOREIGN)
+    pool = pool_of([GpuState(device=device, cut=cut(slices=(theirs,)))], None)
+    name = named(device.uuid)
+    assert taints(pool, f"{name}-mig-1g-10gb-2") == [TAKEN]
+    assert taints(pool, f"{name}-mig-1g-10gb-3") == []
+    assert taints(pool, f"{name}-mig-3g-40gb-0") == [TAKEN]
+    assert taints(pool, f"{name}-mig-3g-40gb-4") == []
+
+
+@pytest.mark.parametrize(("count", "profiles"), [(8, A100_80), (16, H100_80), (16, ())])
+def test_a_pool_is_within_the_limits_of_the_api(count: int, profiles: Sequence[Any]) -> None:
+    """The limits are those of resource.k8s.io/v1 (types.go, Kubernetes 1.36)."""
+    gpus = [
+        GpuState(device=gpu(number), cut=cut(profiles) if profiles else None, problem="XID 79")
+        for number in range(count)
+    ]
+    pool = pool_of(gpus, None)
+    names = [device["name"] for each in pool.slices for device in each.get("devices", ())]
+    assert names == list(pool.devices)
+    for each in pool.slices:
+        assert ("devices" in each) != ("sharedCounters" in each)
+        assert len(each.get("devices", ())) <= 64
+        assert len(each.get("sharedCounters", ())) <= 8
+        for found in each.get("sharedCounters", ()):
+            assert len(found["counters"]) <= 32
+        for device in each.get("devices", ()):
+            assert len(device["name"]) <= 63
+            assert len(device["attributes"]) + len(device["capacity"]) <= 32
+            assert len(device["consumesCounters"]) <= 2
+            texts = [value.get("string", "") for value in device["attributes"].values()]
+            assert max(map(len, texts)) <= 64
+    assert names[0] == named(gpus[0].device.uuid), "the order of the GPUs is that of the devices"
+
+
+def test_gpus_with_like_uuids_have_names_of_their_own() -> None:
+    gpus = [gpu(number, uuid=f"GPU-4a0ae330-000{number}") for number in range(3)]
+    pool = pool_of([GpuState(device=each) for each in gpus], None)
+    assert len(pool.devices) == 6
+    assert {each.part.uuid for each in pool.devices.values()} == {each.uuid for each in gpus}

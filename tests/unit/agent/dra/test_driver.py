@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's sockets: what a kubelet asks, of either version, and what it is answered.
+
+The kubelet is a plain gRPC client here, and the shares are a twin's; tests/cluster has real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc.aio
+import pytest
+from api_server_twin import Reply, answered, api_of
+from gpus import gpu
+from kubelet_twin import ReportsTwin
+from own_node_twin import OwnNodeTwin, until
+
+from allotment.agent.dra.driver import ResourceDriver
+from allotment.agent.kubelet import services
+from allotment.agent.kubelet.proto import dra_health_pb2 as health
+from allotment.agent.kubelet.proto import dra_pb2 as dra
+from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
+from allotment.agent.node_state import NodeState
+from allotment.devices.facts import NodeFacts
+from allotment.kube.clients import HttpRequest
+from allotment.model.errors import BusyError, DoesNotFitError
+from allotment.model.pods import PodUid
+from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.shares.placing import ShareOrder
+
+DRIVER = "gpu.allotment.dev"
+DEVICE = gpu(0)
+
+
+class Shares:
+    """What `Tenants` does with claims, without shares."""
+
+    def __init__(self) -> None:
+        self.orders: list[ShareOrder] = []
+        self.released: list[str] = []
+        self.refusal: Exception | None = None
+
+    async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.orders += orders
+        return tuple(
+            Share(
+                id=order.id,
+                name=str(order.owner),
+                created=1.0,
+                mode=order.request.mode,
+                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 1),),
+                injection=Injection.CDI,
+                owner=order.owner,
+            )
+            for order in orders
+        )
+
+    async def release_claim(self, uid: PodUid) -> None:
+        self.released.append(uid)
+        if self.refusal is not None:
+            raise self.refusal
+
+
+def claim(*results: dict[str, Any], uid: str = "u1", **spec: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        "metadata": {"name": "mine", "namespace": "default", "uid": uid},
+        "spec": {"devices": spec},
+        "status": {"allocation": {"devices": {"results": list(results)}}},
+    }
+
+
+def result(request: str = "gpu", device: str = "gpu-0", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        "request": request,
+        "driver": DRIVER,
+        "pool": "n1",
+        "device": device,
+        "shareID": "s1",
+        "consumedCapacity": {"memory": "4Gi", "compute": "30"},
+        **fields,
+    }
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a path that is short enough for sockets."""
+    with TemporaryDirectory(prefix="dra-") as name:
+        yield Path(name)
+
+
+class Scene:
+    """A driver that serves, and a kubelet's channel to it."""
+
+    def __init__(self, folder: Path, found: dict[str, Any] | None) -> None:
+        self.shares = Shares()
+        self.reports = ReportsTwin()
+        self.claim = found
+        self.folder = folder
+        self.state = NodeState(devices={DEVICE.uuid: DEVICE})
+        self.driver = ResourceDriver(
+            api_of(self._answer),
+            node=OwnNodeTwin(),  # type: ignore[arg-type]
+            name="n1",
+            state=self.state,
+            tenants=self.shares,  # type: ignore[arg-type]
+            reports=self.reports,
+            facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
+            kubelet=folder,
+        )
+        self.channel: grpc.aio.Channel
+
+    def _answer(self, request: HttpRequest) -> Reply:
+        if "/resourceclaims/" in request.path:
+            return answered(self.claim, 200) if self.claim else answered({"code": 404}, 404)
+        if request.path.endswith("/resourceslices") and request.method == "GET":
+            return answered({"metadata": {"resourceVersion": "1"}, "items": []})
+        return answered({"metadata": {"name": "x", "uid": "x"}})
+
+    async def call(self, method: services.Method[Any, Any], asked: Any) -> Any:  # noqa: ANN401
+        return await method.on_aio(self.channel)(asked, timeout=10)
+
+    async def prepare(
+        self, version: str = "v1", uid: str = "u1"
+    ) -> dra.NodePrepareResourceResponse:
+        method = services.prepare_resources(services.DRA_SERVICES[f"{version}.DRAPlugin"])
+        asked = dra.Claim(namespace="default", name="mine", uid=uid)
+        answer = await self.call(method, dra.NodePrepareResourcesRequest(claims=[asked]))
+        found: dra.NodePrepareResourceResponse = answer.claims[uid]
+        return found
+
+
+@asynccontextmanager
+async def serving(folder: Path, found: dict[str, Any] | None = None) -> AsyncIterator[Scene]:
+    scene = Scene(folder, found)
+    task = asyncio.create_task(scene.driver.run())
+    try:
+        async with asyncio.timeout(20):
+            await until(lambda: list((folder / "plugins_registry").glob("*-reg.sock")))
+        (announced,) = (folder / "plugins_registry").glob("*-reg.sock")
+        scene.driver.offer([])
+        async with grpc.aio.insecure_channel(
+            f"unix:{announced}", options=services.CHANNEL_OPTIONS
+        ) as channel:
+            scene.channel = channel
+            info = await scene.call(services.PLUGIN_INFO, registration.InfoRequest())
+        async with grpc.aio.insecure_channel(
+            f"unix:{info.endpoint}", options=services.CHANNEL_OPTIONS
+        ) as channel:
+            scene.channel = channel
+            yield scene
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_the_kubelet_finds_the_driver_and_its_versions(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder):
+            (announced,) = (folder / "plugins_registry").iterdir()
+            async with grpc.aio.insecure_channel(f"unix:{announced}") as channel:
+                info = await services.PLUGIN_INFO.on_aio(channel)(registration.InfoRequest())
+            assert (info.type, info.name) == ("DRAPlugin", DRIVER)
+            assert {"v1.DRAPlugin", "v1beta1.DRAPlugin"} <= set(info.supported_versions)
+            assert {"v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"} <= set(
+                info.supported_versions
+            )
+        assert not list((folder / "plugins_registry").iterdir())
+        assert not list((folder / "plugins" / DRIVER).iterdir())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_claim_is_prepared_for_either_version(folder: Path, version: str) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result())) as scene:
+            answer = await scene.prepare(version)
+            again = await scene.prepare(version)
+            assert answer.error == ""
+            (device,) = answer.devices
+            assert (device.pool_name, device.device_name) == ("n1", "gpu-0")
+            assert list(device.request_names) == ["gpu"]
+            one, other = scene.shares.orders
+            assert list(device.cdi_device_ids) == [f"allotment.dev/share={one.id}"]
+            assert device.share_id == "s1"
+            assert again == answer
+            assert one.id == other.id, "a repeated call finds its share"
+            assert one.owner is not None
+            assert (str(one.owner), one.owner.is_claim) == ("default/mine/gpu", True)
+            assert one.devices == (DEVICE.uuid,)
+
+    asyncio.run(story())
+
+
+def test_each_request_has_a_share_and_alternatives_are_of_their_parent(folder: Path) -> None:
+    found = claim(result("a/first"), result("b", shareID="s2"), result("b", "gpu-0", shareID="s3"))
+
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            answer = await scene.prepare()
+            names = [list(each.request_names) for each in answer.devices]
+            assert names == [["a"], ["b"], ["b"]]
+            assert [len(each.cdi_device_ids) for each in answer.devices] == [1, 1, 0]
+            assert [each.request.count for each in scene.shares.orders] == [1, 2]
+
+    asyncio.run(story())
+
+
+def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result())) as scene:
+            assert "gone, or another one has its name" in (await scene.prepare(uid="u2")).error
+            scene.claim = None
+            assert "gone" in (await scene.prepare()).error
+            scene.claim = {**claim(), "status": {}}
+            assert "is not allocated" in (await scene.prepare()).error
+            scene.claim = claim(result(adminAccess=True))
+            assert "adminAccess is not served" in (await scene.prepare()).error
+            scene.claim = claim(result())
+            scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
+            assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
+            assert not scene.shares.orders
+
+    asyncio.run(story())
+
+
+def test_another_drivers_devices_are_left_alone(folder: Path) -> None:
+    async def story() -> None:
+        found = claim(result(), result("nic", "eth0", driver="nic.example.com"))
+        async with serving(folder, found) as scene:
+            assert [each.device_name for each in (await scene.prepare()).devices] == ["gpu-0"]
+
+    asyncio.run(story())
+
+
+def test_a_release_that_has_to_wait_is_told(folder: Path) -> None:
+    method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+    asked = dra.NodeUnprepareResourcesRequest(
+        claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
+    )
+
+    async def story() -> None:
+        async with serving(folder) as scene:
+            scene.shares.refusal = BusyError("share x is in use by 1 process (7)")
+            answer = await scene.call(method, asked)
+            assert "in use by 1 process" in answer.claims["u1"].error
+            scene.shares.refusal = None
+            answer = await scene.call(method, asked)
+            assert answer.claims["u1"].error == ""
+            assert scene.shares.released == ["u1", "u1"]
+
+    asyncio.run(story())
+
+
+def test_health_is_told_and_told_again(folder: Path) -> None:
+    method = services.watch_health(services.HEALTH_SERVICES["v1alpha1.DRAResourceHealth"])
+
+    async def story() -> None:
+        async with serving(folder) as scene:
+            call = scene.channel.unary_stream(
+                method.path,
+                request_serializer=method.ask.SerializeToString,
+                response_deserializer=method.reply.FromString,
+            )(health.NodeWatchResourcesRequest(), timeout=10)
+            first = await call.read()
+            assert {each.health for each in first.devices} == {health.HEALTHY}
+            scene.state.unusable = {DEVICE.uuid: "XID 79"}
+            scene.driver.offer([])
+            second = await call.read()
+            assert {each.health for each in second.devices} == {health.UNHEALTHY}
+            assert {each.message for each in second.devices} == {"XID 79"}
+            call.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_folder_that_cannot_have_sockets_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        scene = Scene(tmp_path / ("long" * 30), None)
+        task = asyncio.create_task(scene.driver.run())
+        async with asyncio.timeout(20):
+            await until(lambda: scene.reports.reasons("node") == ["ClaimsNotServed"])
+        assert not task.done(), "the rest of the agent goes on"
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
