@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
-from claims import DRIVER, claim, claiming, install_classes, published, share
-from stories import GIB, SOFT, NodeAgent, burn, burn_and_stay, burnt, exit_code, node_agent
+from claims import API, DRIVER, claim, claiming, install_classes, published, share
+from stories import (
+    GIB,
+    SOFT,
+    NodeAgent,
+    burn,
+    burn_and_stay,
+    burnt,
+    exit_code,
+    node_agent,
+    part,
+)
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import tail, wait_until
@@ -104,3 +115,78 @@ def test_the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
     shares = {each.owner.pod: each for each in node.shares() if each.owner}
     assert shares["whole"].mode == "exclusive"
     assert shares["whole"].devices[0].uuid != shares["a"].devices[0].uuid
+
+
+def test_slices_that_are_deleted_come_back(node: NodeAgent) -> None:
+    before = published(node.cluster)
+    node.cluster.api.delete(f"{API}/resourceslices")
+    wait_until(lambda: published(node.cluster) == before, "the same slices", explain=node.explain)
+
+
+def test_a_sick_gpu_has_a_taint_until_it_is_well(node: NodeAgent, pods: Pods) -> None:
+    sick, well = node.gpus()
+
+    def tainted() -> set[str]:
+        return {
+            str(device["attributes"]["uuid"]["string"])
+            for device in published(node.cluster)
+            if any(each["key"] == "allotment.dev/unusable" for each in device.get("taints", ()))
+        }
+
+    node.fault("--gpu", sick, "--xid", "79")
+    wait_until(lambda: tainted() == {sick}, "a taint", explain=node.explain)
+    claim(pods, "other", share(memory="4Gi"))
+    pods.create(claiming("other", burn_and_stay("1Gi"), "other"))
+    assert burnt(pods, "other").uuid == well
+    node.fault("--gpu", sick, "--reset")
+    wait_until(lambda: not tainted(), "no taint", explain=node.explain)
+
+
+def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -> None:
+    alternatives = [
+        {"name": "huge", **share(memory="70Gi")["exactly"]},
+        {"name": "small", **share(memory="8Gi")["exactly"]},
+    ]
+    for name, expected in (("a", 70 * GIB), ("b", 70 * GIB), ("c", 8 * GIB)):
+        claim(pods, name, {"name": "gpu", "firstAvailable": alternatives})
+        pods.create(claiming(name, burn_and_stay("1Gi"), name))
+        assert burnt(pods, name).total_bytes == expected
+    names = {each.owner.container for each in node.shares() if each.owner}
+    assert names == {"gpu/huge", "gpu/small"}
+
+
+def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
+    node: NodeAgent, pods: Pods
+) -> None:
+    claim(pods, "first", share(memory="4Gi"))
+    pods.create(claiming("first", burn_and_stay("1Gi"), "first"))
+    burnt(pods, "first")
+    (before,) = node.shares()
+    node.end(signal.SIGKILL)
+    claim(pods, "second", share(memory="5Gi"))
+    pods.create(claiming("second", burn_and_stay("1Gi"), "second"))
+    pods.wait_event("second", reason="FailedPrepareDynamicResources")
+    node.again()
+    assert burnt(pods, "second").total_bytes == 5 * GIB
+    assert before in node.shares()
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the shares")
+
+
+def test_programs_outside_of_claims_take_from_them(node: NodeAgent, pods: Pods) -> None:
+    """The device plugin's pods and claims share one book."""
+    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits=part("60Gi"))))
+    burnt(pods, "plain")
+    (taken,) = {each.uuid for share_ in node.shares() for each in share_.devices}
+
+    def left() -> dict[str, str]:
+        return {
+            str(each["attributes"]["uuid"]["string"]): each["capacity"]["memory"]["value"]
+            for each in published(node.cluster)
+            if each["attributes"]["type"]["string"] == "share"
+        }
+
+    wait_until(lambda: left()[taken] < "20Gi", "less on that GPU", explain=node.explain)
+    claim(pods, "rest", share(memory="30Gi"))
+    pods.create(claiming("rest", burn_and_stay("1Gi"), "rest"))
+    assert burnt(pods, "rest").uuid != taken

@@ -265,11 +265,12 @@ def test_health_is_told_and_told_again(folder: Path) -> None:
 
     async def story() -> None:
         async with serving(folder) as scene:
-            call = scene.channel.unary_stream(
+            watching = scene.channel.unary_stream(
                 method.path,
                 request_serializer=method.ask.SerializeToString,
                 response_deserializer=method.reply.FromString,
             )(health.NodeWatchResourcesRequest(), timeout=10)
+            call: Any = watching
             first = await call.read()
             assert {each.health for each in first.devices} == {health.HEALTHY}
             scene.state.unusable = {DEVICE.uuid: "XID 79"}
