@@ -41,6 +41,7 @@ _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 _AT_SECURE = 23  # <elf.h>
 _PF_KTHREAD = 0x00200000  # <linux/sched.h>
 _PAGE = 4096
+_LONGEST = 4 << 20
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _NONE: frozenset[ShareId] = frozenset()
 _OF_CONTAINERS = frozenset({Injection.CDI, Injection.MOUNTS})
@@ -59,9 +60,12 @@ def _boot_id() -> str:
 
 
 def _read(pid: int | str, name: str) -> bytes:
-    """Read a file of a process in /proc; empty if the process is gone or another user's."""
+    """Read a file of a process in /proc; empty if the process is gone or another user's.
+
+    Of a very long one, the start: each process may have 100,000 mounts, and any arguments.
+    """
     try:
-        return read_file(f"{_PROC}/{pid}/{name}")
+        return read_file(f"{_PROC}/{pid}/{name}", most=_LONGEST)
     except OSError:
         return b""
 

@@ -261,6 +261,20 @@ def test_a_container_cannot_leave_its_share_by_another_owner_of_the_ledger(
     assert process_tree.census([mounted_share]) == {share.id: {hidden}}
 
 
+def test_of_what_a_process_makes_endless_the_start_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user can have 100,000 mounts in a namespace of its own, which are 370 MB of text."""
+    (tmp_path / "7").mkdir()
+    with (tmp_path / "7" / "cmdline").open("wb") as file:
+        file.write(b"train")
+        file.truncate(1 << 30)
+    monkeypatch.setattr(process_tree, "_PROC", tmp_path)
+    command = process_tree.command_of(7)
+    assert command.startswith("train")
+    assert len(command) < 8 << 20
+
+
 def test_members_by_descent_whatever_their_environment(make: Make) -> None:
     with subprocess.Popen(
         ["/bin/sh", "-c", "env -i /bin/sleep 50 & echo $!; wait"],
