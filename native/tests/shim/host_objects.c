@@ -482,9 +482,8 @@ static void a_library_gives_nothing_back_that_its_context_has_taken_along(void) 
   OK(cuInit(0));
   OK(cuCtxCreate_v2(&context, 0, 0));
   CUlibrary library;
-  OK(cuLibraryLoadData(&library,
-                       ".version 6.0\n.target sm_50\n.address_size 64\n.global .b8 large[6291456];\n",
-                       NULL, NULL, 0, NULL, NULL, 0));
+  OK(cuLibraryLoadData(&library, ".version 6.0\n.target sm_50\n.global .b8 large[6291456];", NULL,
+                       NULL, 0, NULL, NULL, 0));
   CUdeviceptr variable, later;
   size_t bytes;
   OK(cuLibraryGetGlobal(&variable, &bytes, library, "large"));
@@ -536,6 +535,17 @@ static void variables_with_names_of_any_length(void) {
   AGREE();
 }
 
+static void variables_with_sizes_by_expressions(void) {
+  start_on(0);
+  CUmodule module;
+  OK(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 six[1024 * 1024 * 6];"));
+  EXPECT_EQUAL(charged(0), CONTEXT + 6 * MIB);
+  AGREE();
+  GIVES(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 huge[1024 * 4000000];"),
+        CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+}
+
 static void modules_are_refused(void) {
   start_on(0);
   CUmodule module;
@@ -580,6 +590,7 @@ static const test_case cases[] = {
      a_library_gives_nothing_back_that_its_context_has_taken_along},
     {"libraries_without_a_context_are_charged", libraries_without_a_context_are_charged},
     {"variables_with_names_of_any_length", variables_with_names_of_any_length},
+    {"variables_with_sizes_by_expressions", variables_with_sizes_by_expressions},
     {"modules_are_refused", modules_are_refused},
     {NULL, NULL},
 };

@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -239,7 +239,7 @@ def _changed(directory: Path, call: Callable[[], int]) -> int:
     """Return the result of a call that opens the device's contract for writing, without waiting."""
     code = int(call())
     if code == -errno.EAGAIN:  # a lease, which ends when the contract is opened here
-        with KeptContracts() as kept:
+        with closing(KeptContracts()) as kept:
             kept.keep(directory / CONTRACT)
             code = int(call())
     return code
@@ -257,12 +257,6 @@ class KeptContracts:
         self._descriptors: dict[tuple[int, int], int] = {}
         """By file system and inode."""
 
-    def __enter__(self) -> KeptContracts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         self.close()
 
@@ -273,7 +267,7 @@ class KeptContracts:
     def keep(self, contract: Path) -> None:
         """Keep a contract open. Of what is missing, or another user's, the next change tells."""
         with suppress(OSError):
-            status = os.stat(contract, follow_symlinks=False)
+            status = contract.stat(follow_symlinks=False)
             inode = status.st_dev, status.st_ino
             if inode in self._descriptors or not stat.S_ISREG(status.st_mode):
                 return
