@@ -479,6 +479,24 @@ static void variables_of_libraries(void) {
   AGREE();
 }
 
+static void a_library_gives_nothing_back_that_its_context_has_taken_along(void) {
+  CUcontext context;
+  OK(cuInit(0));
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  CUlibrary library;
+  OK(cuLibraryLoadData(&library, ".version 6.0\n.target sm_50\n.global .b8 large[6291456];", NULL,
+                       NULL, 0, NULL, NULL, 0));
+  CUdeviceptr variable, later;
+  size_t bytes;
+  OK(cuLibraryGetGlobal(&variable, &bytes, library, "large"));
+  OK(cuCtxDestroy_v2(context));
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  OK(cuMemAlloc_v2(&later, 6 * MIB));
+  EXPECT_EQUAL(later, variable);  // the driver gives the address again
+  OK(cuLibraryUnload(library));
+  AGREE();
+}
+
 static void libraries_without_a_context_are_charged(void) {
   CUlibrary library;
   OK(cuInit(0));
@@ -516,6 +534,17 @@ static void variables_with_names_of_any_length(void) {
   AGREE();
   OK(cuModuleUnload(module));
   EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void variables_with_sizes_by_expressions(void) {
+  start_on(0);
+  CUmodule module;
+  OK(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 six[1024 * 1024 * 6];"));
+  EXPECT_EQUAL(charged(0), CONTEXT + 6 * MIB);
+  AGREE();
+  GIVES(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 huge[1024 * 4000000];"),
+        CUDA_ERROR_OUT_OF_MEMORY);
   AGREE();
 }
 
@@ -559,8 +588,11 @@ static const test_case cases[] = {
     {"variables_of_modules", variables_of_modules},
     {"modules_in_files", modules_in_files},
     {"variables_of_libraries", variables_of_libraries},
+    {"a_library_gives_nothing_back_that_its_context_has_taken_along",
+     a_library_gives_nothing_back_that_its_context_has_taken_along},
     {"libraries_without_a_context_are_charged", libraries_without_a_context_are_charged},
     {"variables_with_names_of_any_length", variables_with_names_of_any_length},
+    {"variables_with_sizes_by_expressions", variables_with_sizes_by_expressions},
     {"modules_are_refused", modules_are_refused},
     {NULL, NULL},
 };

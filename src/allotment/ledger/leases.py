@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -189,10 +189,11 @@ def take(directory: Path, share_id: str, terms: Terms) -> Seat:
     the contract cannot be read or written.
     """
     serial = ctypes.c_uint64()
-    number = int(
-        library().allot_contract_take(
+    number = _changed(
+        directory,
+        lambda: library().allot_contract_take(
             os.fsencode(directory), share_id.encode(), terms.pack(), ctypes.byref(serial)
-        )
+        ),
     )
     if number == -errno.ENOSPC and (
         len(read_contract(directory / CONTRACT).seats) == layout.SEAT_UNBOOKED
@@ -212,8 +213,11 @@ def change(directory: Path, seat: Seat, terms: Terms) -> None:
     Raises `DoesNotFitError` if guarantees exceed the device, `LedgerError` if the seat has another
     owner or the contract cannot be read or written.
     """
-    code = library().allot_contract_change(
-        os.fsencode(directory), seat.number, seat.serial, terms.pack()
+    code = _changed(
+        directory,
+        lambda: library().allot_contract_change(
+            os.fsencode(directory), seat.number, seat.serial, terms.pack()
+        ),
     )
     _check(code, directory, "change the contract")
 
@@ -223,9 +227,53 @@ def free(directory: Path, seat: Seat) -> None:
 
     Raises `LedgerError` if the contract cannot be written.
     """
-    code = int(library().allot_contract_free(os.fsencode(directory), seat.number, seat.serial))
+    code = _changed(
+        directory,
+        lambda: library().allot_contract_free(os.fsencode(directory), seat.number, seat.serial),
+    )
     if code != -errno.ENOENT:
         _check(code, directory, "free a seat")
+
+
+def _changed(directory: Path, call: Callable[[], int]) -> int:
+    """Return the result of a call that opens the device's contract for writing, without waiting."""
+    code = int(call())
+    if code == -errno.EAGAIN:  # a lease, which ends when the contract is opened here
+        with closing(KeptContracts()) as kept:
+            kept.keep(directory / CONTRACT)
+            code = int(call())
+    return code
+
+
+class KeptContracts:
+    """Contracts that stay open for writing, so that the kernel gives nobody a lease on them.
+
+    Root in a container, which may only read a contract, could take one (fcntl(2), F_SETLEASE): an
+    opening for writing waits then, or fails. To keep a contract ends a lease, after
+    `fs.lease-break-time` (45 s) at the latest. Meanwhile its holder gets no other one.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[tuple[int, int], int] = {}
+        """By file system and inode."""
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def keep(self, contract: Path) -> None:
+        """Keep a contract open. Of what is missing, or another user's, the next change tells."""
+        with suppress(OSError):
+            status = contract.stat(follow_symlinks=False)
+            inode = status.st_dev, status.st_ino
+            if inode in self._descriptors or not stat.S_ISREG(status.st_mode):
+                return
+            descriptor = os.open(contract, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if self._descriptors.setdefault(inode, descriptor) != descriptor:
+                os.close(descriptor)  # another thread was first
 
 
 def read_contract(path: Path) -> Contract:

@@ -28,6 +28,7 @@ from allotment.ledger.leases import (
     CONTRACT,
     SEATS,
     Contract,
+    KeptContracts,
     Seat,
     Terms,
     create_device,
@@ -129,6 +130,12 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
                 contract = read_contract(path / CONTRACT)
             _mend(path, contract)
             _remove_old_seats(path, contract)
+
+
+def keep_contracts(devices: Path, kept: KeptContracts) -> None:
+    """Keep all contracts open, so that no program can refuse their change."""
+    for path in _folders(devices):
+        kept.keep(path / CONTRACT)
 
 
 def _mend(path: Path, contract: Contract) -> None:

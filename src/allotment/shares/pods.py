@@ -22,6 +22,7 @@ from typing import Any
 
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
+from allotment.ledger.leases import KeptContracts
 from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
@@ -30,6 +31,7 @@ from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes import traits_of
+from allotment.modes.turns import keep_contracts
 from allotment.shares import cdi, lifecycle
 from allotment.shares.booking import Bookings, apply_guarantees
 from allotment.shares.cdi import driver_edits
@@ -116,6 +118,7 @@ class PodShares:
         self._spec = spec
         self._folders = folders or NodeFolders()
         self._bookings = Bookings(folder)
+        self._kept = KeptContracts()
         # Threads wait here, and not for the folder's lock, which is polled.
         self._one_at_a_time = threading.Lock()
         self._prepared: FileIdentity | None = None
@@ -256,6 +259,7 @@ class PodShares:
 
         Raises `StateError`.
         """
+        keep_contracts(self._folder.devices, self._kept)  # first: it may wait, no start has to
         with self._one_at_a_time:
             self._folder.prepare(mode=_PRIVATE)
             self._copied()  # no answer has to wait for it later
@@ -313,6 +317,7 @@ class PodShares:
             publish=self._publish,
         )
         share, _ = lifecycle.create(self._folder, order, devices, door=door)
+        keep_contracts(self._folder.devices, self._kept)  # before its container starts
         return share
 
     @contextmanager

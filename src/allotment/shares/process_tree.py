@@ -41,8 +41,10 @@ _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 _AT_SECURE = 23  # <elf.h>
 _PF_KTHREAD = 0x00200000  # <linux/sched.h>
 _PAGE = 4096
+_LONGEST = 4 << 20
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _NONE: frozenset[ShareId] = frozenset()
+_OF_CONTAINERS = frozenset({Injection.CDI, Injection.MOUNTS})
 
 
 _Image = tuple[bytes, ...]
@@ -58,9 +60,12 @@ def _boot_id() -> str:
 
 
 def _read(pid: int | str, name: str) -> bytes:
-    """Read a file of a process in /proc; empty if the process is gone or another user's."""
+    """Read a file of a process in /proc; empty if the process is gone or another user's.
+
+    Of a very long one, the start: each process may have 100,000 mounts, and any arguments.
+    """
     try:
-        return read_file(f"{_PROC}/{pid}/{name}")
+        return read_file(f"{_PROC}/{pid}/{name}", most=_LONGEST)
     except OSError:
         return b""
 
@@ -307,8 +312,11 @@ def _only_user(share: Share, directory: Path) -> int | None:
     """The only user whose processes can claim to be in a share; None: all users.
 
     Mounts of its files show it, unless other users reach these by their path: in a folder for all
-    users each could mount them, in a namespace of its own.
+    users each could mount them, in a namespace of its own. A container's programs may be any user,
+    and can change mode and owner of the files: these say nothing there.
     """
+    if share.injection in _OF_CONTAINERS:
+        return None
     is_by_variable = share.injection is Injection.ENVIRONMENT
     try:
         status = os.stat(directory if is_by_variable else f"{directory}/usage")  # noqa: PTH116 - for each share
@@ -348,9 +356,16 @@ def unseen_processes() -> str | None:
     )
 
 
-def is_in_pod(pid: int) -> bool:
-    """True if a process is in a pod, by its control groups, which every user may read."""
-    return _POD_GROUP.search(_read(pid, "cgroup")) is not None
+def is_in_pod(pid: int, uid: str = "") -> bool:
+    """True if a process is in a pod, by its control groups, which every user may read.
+
+    With `uid`: in this pod.
+    """
+    groups = _read(pid, "cgroup")
+    if uid:
+        own = rb"pod%b(?![0-9a-f-])" % re.escape(uid.encode())
+        return re.search(own, groups.replace(b"_", b"-")) is not None
+    return _POD_GROUP.search(groups) is not None
 
 
 def _inspect(pid: int) -> tuple[int, str]:

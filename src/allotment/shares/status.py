@@ -30,6 +30,7 @@ from allotment.shares.process_tree import (
     command_of,
     host_pid,
     is_alive,
+    is_in_pod,
     names_inside,
     pid_inside,
     whole_command,
@@ -265,10 +266,9 @@ def share_status(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        own = members.get(each.id, set())
-        users = own | _exclusive_users(each, members, answers[machine])
+        users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
         settled = without_freed(each, answers[machine])
-        views.append(_view(settled, own, users, answers[machine], losses or {}, files))
+        views.append(_view(settled, users, answers[machine], losses or {}, files))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -302,21 +302,21 @@ def _losses(found: LoadedShare, losses: Mapping[str, Collection[Loss]]) -> tuple
     )
 
 
-def _exclusive_users(
+def _by_driver(
     found: LoadedShare,
     members: Mapping[ShareId, Collection[int]],
     readings: Mapping[str, Reading | Problem],
 ) -> set[int]:
-    """The processes on the devices of an exclusive share; empty for other shares."""
-    if not traits_of(found.mode).is_exclusive:
-        return set()
+    """All processes on an exclusive share's devices; of a pod's share those with other mounts."""
+    owner, is_exclusive = found.owner, traits_of(found.mode).is_exclusive
     users = {
         process.pid
-        for uuid in found.limits()
-        if isinstance(reading := readings.get(uuid), Reading)
+        for device in found.devices()
+        if isinstance(reading := readings.get(device.driver_uuid), Reading)
         for process in reading.processes
     }
-    return users - {pid for share, pids in members.items() if share != found.id for pid in pids}
+    users = users.difference(*members.values())
+    return {pid for pid in users if is_exclusive or (owner and is_in_pod(pid, owner.uid))}
 
 
 def _outside(
@@ -330,13 +330,12 @@ def _outside(
 
 def _view(
     found: LoadedShare,
-    own: set[int],
     members: set[int],
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]],
     files: DeviceFiles,
 ) -> ShareView:
-    """`own` are its processes by the kernel, `members` these and others on its devices."""
+    """`members` are its processes by the kernel and the driver."""
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
@@ -357,7 +356,7 @@ def _view(
         remark=_remark(found),
         program="" if found.share and found.share.command else _program(processes, members),
         losses=_losses(found, losses),
-        pids=tuple(sorted(own & {one.pid for one in processes})),
+        pids=tuple(sorted(members & {one.pid for one in processes})),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
 
