@@ -183,7 +183,11 @@ typedef struct allot_place_head {
 // A holder that shows no sign of life for so long is evicted.
 #define ALLOT_STOPPED_NS 25000000ull
 
-#define ALLOT_PLACE_LOCK_BASE 0x40000000ll
+// A place belongs to the process that locks its byte of the share's `usage`, beyond the bytes of its
+// slots (ledger.h).
+#define ALLOT_PLACE_LOCK_BASE 0x50000000ll
+// A byte of the share's file, by which other shares see that the place's process lives.
+#define ALLOT_LIFE_LOCK_BASE 0x40000000ll
 
 // What a share tells the others: of itself, and who has the lease.
 typedef struct allot_seat_facts {

@@ -237,7 +237,7 @@ static void note_distrust(const allot_leases *leases, int seat, bool is_distrust
 static bool any_lives(const allot_leases *leases, uint64_t serial, int64_t first, int count) {
   int descriptor = open_file(leases, serial);
   bool lives =
-      descriptor >= 0 && allot_slot_any_owned(descriptor, ALLOT_PLACE_LOCK_BASE + first, count);
+      descriptor >= 0 && allot_slot_any_owned(descriptor, ALLOT_LIFE_LOCK_BASE + first, count);
   if (descriptor >= 0) close(descriptor);
   return lives;
 }
