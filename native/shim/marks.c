@@ -488,10 +488,10 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) is_open = true;
     if (oldest == NULL) continue;
     if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
-      if (oldest->launches != 0) {  // it runs, as far as is known
-        begun += oldest->expected_ns;
-        is_running = true;
-      }
+      is_left = true;
+      if (oldest->launches == 0) continue;
+      begun += oldest->expected_ns;
+      if (oldest->has_not_begun == 0) is_running = true;  // as far as is known
       continue;
     }
     of->polled_ns = now;
@@ -510,9 +510,10 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     if (oldest != NULL) is_left = true;
     if (oldest == NULL || oldest->launches == 0) continue;
     begun += oldest->expected_ns;
-    if (is_overdue && !is_running) {
-      is_running = DRIVER(USED(cuEventQuery)(oldest->start->event)) == CUDA_SUCCESS;
-    }
+    oldest->has_not_begun =
+        is_overdue && !is_running &&
+        DRIVER(USED(cuEventQuery)(oldest->start->event)) != CUDA_SUCCESS;
+    if (is_overdue && oldest->has_not_begun == 0) is_running = true;
   }
   note_running(at, is_running, is_overdue && is_left && !is_running && !is_open, now);
   retire_idle(at, now);
