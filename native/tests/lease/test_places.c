@@ -233,8 +233,8 @@ static void places_run_out_and_come_back(void) {
   remove_device();
 }
 
-// Both are bytes of one file. A place must not make the slot of a process that ended look alive: its
-// memory would stay charged.
+// Both are bytes of one file. A place must not make the slot of a process that ended look alive:
+// its memory would stay charged.
 static void places_are_no_slots(void) {
   make_device();
   snprintf(lock_path, sizeof lock_path, "%s/usage", device);
