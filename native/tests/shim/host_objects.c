@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // VMM, arrays, modules and graphs: what they hold of a GPU is charged once and given back.
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include "host.h"
+#include "waiting.h"
 
 #define CONTEXT context_cost()
 
@@ -357,13 +357,6 @@ static void no_more_of_a_refused_list_is_read_than_the_driver_reads(void) {
 
 // ---- threads, while one waits for the memory of the dead ----
 
-typedef struct waiter {
-  CUresult (*call)(void);
-  CUcontext context;
-  CUresult result;
-  bool has_ended;
-} waiter;
-
 static CUresult create_context(void) {
   CUcontext made;
   const CUresult result = cuCtxCreate_v2(&made, 0, 0);
@@ -374,31 +367,17 @@ static CUresult raise_limit(void) {
   return cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB + CONTEXT);
 }
 
-static void *call_and_wait(void *argument) {
-  waiter *of = argument;
-  OK(cuCtxSetCurrent(of->context));
-  of->result = of->call();
-  __atomic_store_n(&of->has_ended, true, __ATOMIC_RELEASE);
-  return NULL;
-}
-
 // Others make and leave contexts meanwhile: no lock is held.
 static void wait_beside_others(CUresult (*call)(void)) {
   simulation.machine->faults.release_us = 600 * 1000000u;
   be_killed_with(limit_of(0) - 2 * CONTEXT - 2 * MIB);
-  waiter of = {.call = call, .context = start_on(0)};
-  pthread_t thread;
-  OK(pthread_create(&thread, NULL, call_and_wait, &of));
-  for (int i = 0; i < 200; i++) {
-    CUcontext retained;
-    OK(cuDevicePrimaryCtxRetain(&retained, 0));
-    OK(cuDevicePrimaryCtxRelease_v2(0));
-    usleep(1000);
-    EXPECT(!__atomic_load_n(&of.has_ended, __ATOMIC_ACQUIRE));
-  }
+  waiting_call waiting;
+  CUcontext context = start_on(0);
+  begin_waiting_call(&waiting, context, call);
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuDevicePrimaryCtxRelease_v2(0));
   simulation.machine->faults.release_us = 0;
-  OK(pthread_join(thread, NULL));
-  OK(of.result);
+  end_waiting_call(&waiting);
 }
 
 static void others_go_on_while_a_context_waits_for_memory(void) {
