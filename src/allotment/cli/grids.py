@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from allotment.cli.tables import Column, kept_columns
+from allotment.cli.tables import Column, kept_columns, printable
 
 _GAP = 2
 
@@ -24,7 +24,7 @@ class Grid:
 
     def add(self, cells: Mapping[str, Cell]) -> None:
         """Add a row, by heading. A missing cell is empty; one without a column is left out."""
-        self.rows.append(cells)
+        self.rows.append({heading: _shown(cell) for heading, cell in cells.items()})
 
     def drawn(self, width: int) -> list[Text]:
         """Return a line for the headings and one for each row.
@@ -63,8 +63,12 @@ def lines_of(parts: Iterable[Part]) -> int:
 
 def one_line(text: str, style: str = "") -> Text:
     """Return a text cut at the edge of the terminal, without control characters."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return Text(shown, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def wrapped(text: str, style: str = "") -> Text:
+    """Return a text that may wrap, without control characters."""
+    return Text(printable(text), style=style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,14 @@ def _line(row: Mapping[str, Cell], columns: Sequence[tuple[Column, int]]) -> Tex
 
 def _cell_len(cell: Cell) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+
+
+def _shown(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return printable(cell)
+    if not cell.plain.isprintable():
+        cell.plain = printable(cell.plain)
+    return cell
 
 
 def _text(cell: Cell) -> Text:

@@ -136,11 +136,15 @@ def shortened(text: str, most: int) -> str:
     return shown + "…"
 
 
-def printable(cell: str) -> str:
-    """Replace control characters, which could change the terminal."""
-    if cell.isprintable():
-        return cell
-    return "".join(character if character.isprintable() else " " for character in cell)
+def printable(text: str) -> str:
+    r"""Replace control characters, which could change the terminal.
+
+    What is no character, as in a file's name that is not UTF-8, is escaped: `\udcff`.
+    """
+    if text.isprintable():
+        return text
+    shown = text.encode(errors="backslashreplace").decode()
+    return "".join(character if character.isprintable() else " " for character in shown)
 
 
 def kept_columns(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from allotment.cli.grids import Cell, Grid, Part, Pinned, lines_of, one_line
+from allotment.cli.grids import Cell, Grid, Part, Pinned, lines_of, one_line, wrapped
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import (
     COMMAND_CELLS,
@@ -199,7 +199,7 @@ def _body(frame: Frame, ordered: Sequence[ShareView], width: int, plan: _Plan) -
     problems = [
         one_line(f"! {view.name}: {view.problem}", "red")
         if plan.most_lines or frame.is_live
-        else Text(f"! {view.name}: {view.problem}", style="red")
+        else wrapped(f"! {view.name}: {view.problem}", "red")
         for view in frame.shares
         if view.problem
     ]

@@ -28,6 +28,7 @@ RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
 _LATEST = 253_402_300_800  # the year 10000
+_LONGEST_KEPT = 16 << 10  # most records have one or two thousand bytes
 _LONGEST = 32 << 20  # a command can have 2 MiB, and some characters take six bytes here
 _REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
@@ -59,7 +60,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     if written is not None and data == _encode(written).encode():
         return written
     try:
-        version, share = _parsed(data)
+        version, share = _kept(data) if len(data) <= _LONGEST_KEPT else _parsed(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(directory, "it is truncated or changed") from error
     if share is None:
@@ -67,12 +68,15 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     return share
 
 
-@lru_cache(maxsize=1024)  # records seldom change between two looks of `allot top` or the agent
 def _parsed(data: bytes) -> tuple[object, Share | None]:
     """The version, and the share if this program reads it. Raises `ValueError` and others."""
     document = json.loads(data.decode())
     version = document["version"]
     return version, _from_document(document) if version in _READABLE else None
+
+
+# Records seldom change between two looks of `allot top` or the agent.
+_kept = lru_cache(maxsize=1024)(_parsed)
 
 
 def _damaged(directory: Path, why: str) -> StateError:
@@ -200,7 +204,7 @@ def note_event(
     line = json.dumps(asdict(ShareEvent(time.time(), kind, share, share_id, text))).encode() + b"\n"
     with suppress(OSError):
         _drop_oldest(folder)
-        descriptor = folder.open_events(os.O_WRONLY | os.O_APPEND, create=True)
+        descriptor = folder.open_events(os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, line)
         finally:

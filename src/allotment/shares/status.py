@@ -29,8 +29,8 @@ from allotment.shares.process_tree import (
     census,
     command_of,
     host_pid,
-    is_alive,
     is_in_pod,
+    living_runner,
     names_inside,
     pid_inside,
     whole_command,
@@ -388,7 +388,7 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
         if found.share.owner is None:
             return LiveState.KEPT
         return LiveState.RUNNING if is_used else LiveState.WAITING
-    return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
+    return LiveState.RUNNING if living_runner(found.share, found.directory) else LiveState.LEFT
 
 
 def _devices(

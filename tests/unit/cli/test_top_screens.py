@@ -334,6 +334,15 @@ def test_tables_are_aligned_and_keep_control_characters_out(
     )  # fmt: skip
 
 
+def test_a_screen_keeps_out_what_is_no_text() -> None:
+    name = "\udcff\x1b[31m"  # of a folder that another user made
+    view = share_view(name, problem=StateError(f"/shares/{name}: damaged"), command=(name,))
+    text = drawn(frame(view), 120)
+    assert text.count("\\udcff [31m") == 5
+    assert "! \\udcff [31m: /shares/\\udcff [31m: damaged" in text
+    assert "\x1b" not in text
+
+
 def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]) -> None:
     print_table((Column("A"), Column("B")), [])
     assert capsys.readouterr().out == "A  B\n"

@@ -302,13 +302,35 @@ PLACEMENT_RULES: Final = (
 )
 """For pods, unless the scheduler writes."""
 
-OF_SYSTEMS: Final = (
-    r"k.matches('^(io[.]|([^/]+[.])?"
-    r"(allotment[.]dev|kubernetes[.]io|k8s[.]io|k8s[.]ovn[.]org|cni[.]cncf[.]io|projectcalico[.]org"
-    r"|multus-cni[.]io|cilium[.]io|crio[.]io|cri-o[.]io|nri[.]io)(/|$))')"
+_DOMAINS: Final = (
+    *("allotment.dev", "kubernetes.io", "k8s.io", "openshift.io"),
+    # Runtimes and their plugins: devices, mounts, limits, other seccomp profiles.
+    *("crio.io", "cri-o.io", "containerd.io", "nri.io", "noderesource.dev"),
+    # Networks and meshes, which read pods after they are bound.
+    *("cni.cncf.io", "multus-cni.io", "k8s.ovn.org", "projectcalico.org", "cilium.io", "antrea.io"),
+    *("istio.io", "linkerd.io", "spidernet.io"),
+    # Clouds and identities: the role of kube2iam and kiam, network interfaces, a SPIFFE id.
+    *("amazonaws.com", "gke.io", "azure.com", "aliyun.com", "alibabacloud.com", "spiffe.io"),
+    # Backups, which run an annotation's command in the pod.
+    *("velero.io", "k8up.io"),
 )
-"""True for an annotation `k` by which Allotment, the kubelet, a container runtime (also Kata's and
-CRI-O's `io.`) or a network plugin may give a pod more, such as `cdi.k8s.io/...` a device."""
+_PREFIXES: Final = (
+    # CRI-O, Kata and others (`io.`), gVisor, crun and its libkrun, runc: systemd's properties of
+    # the container's unit, and CRIU's configuration.
+    *("io", "dev.gvisor", "run.oci", "krun", "org.systemd", "org.criu"),
+)
+"""Of keys without a domain."""
+
+
+def _either(names: Collection[str]) -> str:
+    return "|".join(names).replace(".", "[.]")
+
+
+OF_SYSTEMS: Final = (
+    f"k.matches('^(({_either(_PREFIXES)})[.]|([^/]+[.])?({_either(_DOMAINS)})(/|$))')"
+)
+"""True for an annotation `k` by which a known system may give a pod more, such as `cdi.k8s.io/...`
+a device. deploy/README.md has an example of each; no list of them can be complete."""
 
 BINDING_RULE: Final = f"{_NEW}.all(k, !{_OURS})"
 """For Bindings, whose annotations are copied to the pod, unless the scheduler writes."""
