@@ -28,9 +28,6 @@
 
 // A queue without progress for so long may be waiting for a further launch.
 #define STUCK_NS (20 * MILLISECOND)
-// In company, and for so many times what is queued: when the wait is over, all of it runs in
-// another's turn.
-#define STUCK_TIMES 2
 // If something runs meanwhile, it is rather that which takes long.
 #define STUCK_RUNNING_NS (1000 * MILLISECOND)
 
@@ -267,7 +264,6 @@ static bool is_stuck(const compute_device *at, const admission *launch) {
   uint64_t now = launch->now_ns;
   if (load(at->queued) == 0) return false;
   uint64_t patience = STUCK_NS;
-  if (at->is_alone == 0) patience += STUCK_TIMES * admission_queued_ns(at);
   if (load(at->is_running) != 0) {
     if (now <= load(*launch->free_ns)) return false;
     patience = STUCK_RUNNING_NS;

@@ -463,18 +463,6 @@ def test_launches_that_fail_are_charged_while_others_wait(
 
 
 @pytest.mark.measured
-def test_little_is_piled_up_behind_a_wait(
-    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
-) -> None:
-    """All of it runs in the other's turns when the wait is over."""
-    load(turns.share("other", "90:100")[0], 2 * MS)
-    environment = shim_hosts.environment(turns.share("waits", "10:100")[0])
-    command = [str(shim_hosts.program("host_brief")), "pile", "0", str(20 * MS), str(4000 * MS)]
-    done = shim_hosts.run(command, environment)
-    assert int(done.stdout.split()[0]) < 800 * MS
-
-
-@pytest.mark.measured
 def test_idle_time_is_not_saved_for_a_burst(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "10")
     command = [str(shim_hosts.program("host_brief")), "burst", "64", str(20 * MS), str(4000 * MS)]

@@ -8,7 +8,6 @@
 //   host_brief gaps SECONDS NANOSECONDS GAP kernels that are waited for, and a gap after each
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
 //   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
-//   host_brief pile SECONDS NANOSECONDS WAIT   as many kernels as are let in behind one wait
 //   host_brief refused SECONDS NANOSECONDS WAIT   a kernel, and launches that the driver refuses
 //   host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
 //
@@ -72,17 +71,6 @@ static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
   return had;
 }
 
-static uint64_t run_pile(uint64_t ns) {
-  CUfunction function = spin_function();
-  CUstream stream;
-  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-  for (int i = 0; i < 3; i++) run_in(function, ns, stream);
-  uint64_t end = now_ns() + wait_ns, had = 0;
-  OK(cuLaunchHostFunc(stream, wait_on_host, NULL));
-  for (; now_ns() < end; had += ns) spin(function, ns, stream);
-  return had;
-}
-
 // ---- launches that fail ----
 
 static uint64_t run_refused(double seconds, uint64_t ns) {
@@ -128,9 +116,7 @@ int main(int argc, char **argv) {
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
   bool runs_ahead = strcmp(argv[1], "ahead") == 0;
   if (argc == 5) wait_ns = strtoull(argv[4], NULL, 10);
-  if (argc == 5 && strcmp(argv[1], "pile") == 0) {
-    had = run_pile(strtoull(argv[3], NULL, 10));
-  } else if (argc == 5 && strcmp(argv[1], "refused") == 0) {
+  if (argc == 5 && strcmp(argv[1], "refused") == 0) {
     had = run_refused(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
   } else if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
     had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), runs_ahead);
