@@ -14,6 +14,9 @@
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
 #define BOUND_LENT_NS (500 * MICROSECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
+// In idle streams too, of more batches than these.
+#define BOUND_STREAMS_NS (200 * MILLISECOND)
+#define FEW_BATCHES 8
 #define BATCH_NS (150 * MICROSECOND)
 #define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
@@ -53,12 +56,19 @@ static int64_t room(const compute_device *at, uint64_t admitted_ns) {
   return (int64_t)(load(at->room_to_ns) - admitted_ns);
 }
 
+// Alone, what is queued in other streams may run at the same time: it holds up no idle stream. But
+// a share that comes back waits for all of it.
+static bool fits_alone(const compute_device *at, uint64_t ahead_ns, const launch_request *launch) {
+  if (ahead_ns <= BOUND_ALONE_NS) return true;
+  if (launch->now_ns <= load(*launch->free_ns)) return false;
+  return ahead_ns <= BOUND_STREAMS_NS || load(at->queued) <= FEW_BATCHES;
+}
+
 static bool fits(const compute_device *at, uint64_t dry, const launch_request *launch) {
   uint64_t ahead = dry - launch->now_ns, bound = load(at->bound_ns);
   if (bound < BOUND_ALONE_NS) {
     if (ahead > load(at->slack_ns) && ahead + launch->expected_ns > bound) return false;
-  } else if (ahead > bound && launch->now_ns <= load(*launch->free_ns)) {
-    // Alone, what is queued in other streams may run at the same time: it holds up no idle stream.
+  } else if (!fits_alone(at, ahead, launch)) {
     return false;
   }
   // It begins within the lease; waiting for an empty queue first would leave a gap and end it no

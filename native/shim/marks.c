@@ -218,9 +218,15 @@ static bool must_mark_at_once(const stream_state *of) {
   return (uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->streams, __ATOMIC_RELAXED) > 1;
 }
 
+// The driver refused it. Others that waited meanwhile are owed that time: a program whose launches
+// fail again and again would else stay furthest behind, and keep the device idle.
 static void refuse(stream_state *of, const batch_launch *launch) {
-  admission_undo(of->at, launch->expected_ns);
-  if (launch->is_counted) admission_leave(of->at);
+  compute_device *at = of->at;
+  admission_undo(at, launch->expected_ns);
+  if (launch->is_counted && __atomic_load_n(&at->is_contended, __ATOMIC_RELAXED) != 0) {
+    admission_spend(at, clock_ns() - launch->began_ns);
+  }
+  if (launch->is_counted) admission_leave(at);
   if (of->open != NULL && of->open->launches == 0) abandon_batch(of);
 }
 

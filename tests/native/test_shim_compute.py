@@ -464,6 +464,28 @@ def test_a_queue_that_waits_for_the_host_keeps_no_turn(
 
 
 @pytest.mark.measured
+def test_launches_that_fail_are_charged_while_others_wait(
+    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+) -> None:
+    """A share that is charged nothing stays furthest behind, and keeps the device idle."""
+    from allotment import ledger
+
+    load(turns.share("other", "90:100")[0], 2 * MS)
+    share, _ = turns.share("fails", "10:100")
+    fails = subprocess.Popen(
+        [str(shim_hosts.program("host_brief")), "refused", "20", str(MS), "0"],
+        env=shim_hosts.environment(share),
+    )
+    try:
+        while ledger.read(share.directory).devices[0].gpu_ns < 20 * MS:
+            assert fails.poll() is None, "it was charged for its only kernel alone"
+            time.sleep(0.05)
+    finally:
+        fails.kill()
+        fails.communicate()
+
+
+@pytest.mark.measured
 def test_idle_time_is_not_saved_for_a_burst(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "10")
     command = [str(shim_hosts.program("host_brief")), "burst", "64", str(20 * MS), str(4000 * MS)]
