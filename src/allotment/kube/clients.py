@@ -43,7 +43,7 @@ class PatchKind(StrEnum):
     MERGE = "application/merge-patch+json"
     """Keys replace keys; null removes a key; lists are replaced as a whole."""
     STRATEGIC = "application/strategic-merge-patch+json"
-    """The same, but lists of named entries (conditions) are merged by name. For built-in kinds only.
+    """The same, but lists of named entries (conditions) are merged by name. No custom resources.
     Applying it costs the API server half as much: no object is written as JSON and read again
     (apiserver pkg/endpoints/handlers/patch.go, `smpPatcher`)."""
 

@@ -28,9 +28,7 @@ class Scene:
     """A pod is expected on the second of two GPUs: a larger pod fills the first, and ends."""
 
     def __init__(self) -> None:
-        self.book = Book(
-            NominatedCluster(node_policies=("binpack",), device_policies=("binpack",))
-        )
+        self.book = Book(NominatedCluster(node_policies=("binpack",), device_policies=("binpack",)))
         self.book.node_put(node("a", 2))
         self.bound("large", FIRST, memory=70 * GIB)
         self.train = need_of(pod_of("train"))
@@ -118,3 +116,16 @@ def test_a_pod_on_a_node_that_is_gone_is_not_bound() -> None:
     scene.book.node_dropped("a")
     assert isinstance(scene.book.begin_bind(scene.train, "a", now=1.5, version="7"), Refusal)
     assert scene.book.state(scene.train.uid) is not ReservationState.RESERVED
+
+
+def test_a_pod_that_fits_nowhere_moves_no_pods_that_are_expected_on_other_nodes() -> None:
+    """Their bookings would be dropped and made again, for each question about such a pod."""
+    scene = Scene()
+    scene.book.node_put(node("b", 1))
+    changes = scene.book.cluster.arrays.changes
+    large = need_of(pod_of("too-large", "90Gi"))
+    assert not scene.book.filter(large, ["b"], now=1.0, version="7").best
+    assert scene.book.cluster.arrays.changes == changes
+    assert not scene.book.filter(large, ["a", "b"], now=1.0, version="7").best
+    assert scene.book.cluster.arrays.changes > changes
+    assert scene.devices("train") == SECOND
