@@ -44,6 +44,7 @@ from bench.scheduler.cluster_shape import GIB, Spec, nodes, specs
 from bench.scheduler.filter import Ignored, body
 
 SIZES: Final = (50, 200, 1213, 5000, 20_000)
+QUICK_SIZES: Final = (50, 1213, 5000)
 LARGE: Final = 12_500
 """Nodes of 8 GPUs: 100,000 GPUs."""
 _PODS: Final = 300
@@ -102,7 +103,7 @@ class Curve:
 
 def scale(_rig: NoRig, options: Options) -> Iterator[Result]:
     """All sizes, the curves, and each one's value for 100,000 GPUs."""
-    sizes = SIZES[:3] if options.is_quick else SIZES
+    sizes = QUICK_SIZES if options.is_quick else SIZES
     pods = options.pick(_PODS, 2 * MOST_AHEAD)
     points = [_alone(number, pods) for number in sizes]
     for point in points:
