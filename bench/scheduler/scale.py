@@ -109,7 +109,7 @@ def scale(_rig: NoRig, options: Options) -> Iterator[Result]:
     for point in points:
         yield from _rows(point)
     yield from _large(points)
-    yield from _from_rates(options)
+    yield from _from_rates()
 
 
 def _alone(number: int, pods: int) -> Point:
@@ -154,9 +154,8 @@ def _large(points: Sequence[Point]) -> Iterator[Result]:
     yield Result(name=f"pods that one core refuses, {where}", value=refused, unit="pods/s")
 
 
-def _from_rates(options: Options) -> Iterator[Result]:
+def _from_rates() -> Iterator[Result]:
     """Extrapolate what `rate` has measured: whole processes, with HTTP and the API server."""
-    del options
     found: dict[str, dict[int, float]] = {}
     for records in newest(RESULTS):
         for each in records:
