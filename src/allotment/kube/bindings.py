@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
-from allotment.kube.clients import Api, find
+from allotment.kube.clients import Api, PatchKind, find
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import ClusterPod
@@ -110,7 +110,9 @@ class Bindings:
         }
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
         asked = f"nominate a node for pod {pod}"
-        await self._api.patch(path, change, asked=asked, manager=NOMINATOR)
+        await self._api.patch(
+            path, change, asked=asked, kind=PatchKind.STRATEGIC, manager=NOMINATOR
+        )
 
     async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
         """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.

@@ -32,6 +32,8 @@ _CLOSING_S: Final = 0.25
 _MOST_CONNECTIONS: Final = 256
 _MOST_READS: Final = 64
 """At a time, so that reads leave connections for writes."""
+_UNCHECKED: Final = {"fieldValidation": "Ignore"}
+"""The API server's warnings about unknown fields are not read, and the check costs it time."""
 _MAX_LINE: Final = 32 << 20  # etcd's largest object is 1.5 MiB; far more than that is no API server
 
 
@@ -41,7 +43,9 @@ class PatchKind(StrEnum):
     MERGE = "application/merge-patch+json"
     """Keys replace keys; null removes a key; lists are replaced as a whole."""
     STRATEGIC = "application/strategic-merge-patch+json"
-    """The same, but lists of named entries (conditions) are merged by name."""
+    """The same, but lists of named entries (conditions) are merged by name. No custom resources.
+    Applying it costs the API server half as much: no object is written as JSON and read again
+    (apiserver pkg/endpoints/handlers/patch.go, `smpPatcher`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,7 @@ class Api:
         request = HttpRequest(
             method="PATCH",
             path=path,
-            params={"fieldManager": manager} if manager is not None else {},
+            params={**_UNCHECKED, **({"fieldManager": manager} if manager is not None else {})},
             body=msgspec.json.encode(change),
             content_type=kind,
         )

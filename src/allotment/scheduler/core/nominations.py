@@ -164,6 +164,7 @@ class NominatedCluster(Cluster):
         if not kept.is_in and kept.need.uid not in self.homes:
             kept.is_in = True
             super().book(kept.booking)
+            self.changed(kept.booking.node)
 
 
 # ---- nominated pods, and for how long ------------------------------------------------------------

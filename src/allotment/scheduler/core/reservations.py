@@ -91,8 +91,8 @@ class PodEntry:
     """A new number for each change of state."""
     term: int = 0
     """The term of leadership in which the devices were reserved."""
-    seen_at: int = -1
-    """The node's version at the booking."""
+    placed_at: int = -1
+    """The node's version at the booking (`Cluster.version`)."""
     is_confirmed: bool = False
     """Bound, and confirmed by the watch."""
     order: dict[str, int] = field(default_factory=dict)
@@ -339,7 +339,7 @@ class Reservations:
             self.cluster.book(booking)
         self._open[uid] = None
         entry.booking, entry.term = booking, self._term
-        entry.seen_at = self.cluster.version(booking.node)
+        entry.placed_at = self.cluster.version(booking.node)
         entry.is_confirmed = False
         self._enter(entry, state, now=now)
         if state is ReservationState.EXPECTED:
@@ -394,6 +394,7 @@ class Reservations:
         if entry.booking != booking:
             self._plain.discard(pod.uid)
             self.cluster.book(booking)
+            self.cluster.changed(booking.node)
         entry.booking = booking
         self._enter(entry, ReservationState.BOUND, now=now)
         entry.is_confirmed = True
