@@ -2,7 +2,6 @@
 """Placement: never overcommits, finds a place iff there is one, decides the same twice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from gpus import A100, gpu
@@ -16,6 +15,7 @@ from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, Traits
 from allotment.model.placements import MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement import choose, is_selected, unknown_selectors
 from allotment.placement.explain import explain
 from allotment.placement.judge import open_modes

@@ -2,13 +2,13 @@
 """processes.json: what is written is what is read, and damage is nothing known."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 
 from allotment.model.shares import Runner, Share
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census, named
