@@ -62,7 +62,9 @@ def need(
     **wishes: Any,  # noqa: ANN401
 ) -> PodNeed:
     """A pod; `wishes` are `Constraints`' and `Request`'s."""
-    constraints = {key: value for key, value in wishes.items() if key in Constraints.__slots__}
+    constraints = {
+        key: value for key, value in wishes.items() if key in Constraints.__struct_fields__
+    }
     others = {key: value for key, value in wishes.items() if key not in constraints}
     amount = (
         MemoryAmount("", size_bytes=memory)

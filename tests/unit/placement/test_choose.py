@@ -124,9 +124,7 @@ def test_a_device_with_a_problem_takes_nothing_and_says_why() -> None:
 
 def test_a_part_is_of_what_programs_can_have() -> None:
     whole = device(0)
-    small = DeviceState(
-        Device(**{name: getattr(whole, name) for name in whole.__slots__} | {"reserved_bytes": GI})
-    )
+    small = DeviceState(replace(whole, reserved_bytes=GI))
     decision = choose([small], request("100%"))
     assert isinstance(decision, Placement)
     assert decision.devices[0].memory_bytes == 79 * GI
