@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from dataclasses import replace  # the same, whose arguments mypy checks
+    from dataclasses import replace  # noqa: TID251 - the same, and mypy checks its arguments
 else:
     from msgspec.structs import replace
 
