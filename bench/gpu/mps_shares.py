@@ -16,13 +16,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from allotment.devices.compute_modes import ComputeMode
 from allotment.model.errors import AllotError, PrerequisiteError
-from allotment.model.structs import replace
 from allotment.modes.mps.state import MpsPlace
 from bench.compute.rig import Rig, Terms
 from bench.compute.scene import Part, kill_below, play

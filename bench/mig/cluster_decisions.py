@@ -120,4 +120,4 @@ def slice_decisions(_rig: NoRig, options: Options) -> Iterator[Result]:
             run.refuse()
         run.cluster.check_invariants()
     for result in run.watch.results():
-        yield replace(result, name=f"{result.name}, {nodes:,} nodes")
+        yield dataclasses.replace(result, name=f"{result.name}, {nodes:,} nodes")

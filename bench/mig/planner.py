@@ -9,11 +9,11 @@ place; HAMi's rule begins 1g and 3g as high as it can and all others as low as i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Final
 
 from allotment.model.mig import MigLayout, MigProfile, MigSlice
-from allotment.model.structs import replace
 from bench.harness.options import Options
 from bench.harness.quantiles import summarize
 from bench.harness.results import Result

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from allotment.model.structs import replace
 from bench.harness.options import Options
 from bench.harness.programs import begin, expect, running
 from bench.harness.quantiles import Summary

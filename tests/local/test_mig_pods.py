@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ from allotment.devices.topology import DeviceLinks
 from allotment.devices.watching import Look, NvmlSession
 from allotment.model.pods import ContainerKind
 from allotment.model.shares import ShareId
-from allotment.model.structs import replace
 from allotment.modes.mig.journal import without_own
 from allotment.shares.mig import cut, inspect
 

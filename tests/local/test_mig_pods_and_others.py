@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from mig_node import SMALL, Node, asking, at, by_hand, has_told, removing, soft_
 from allotment.agent.inventory_publisher import build_inventory
 from allotment.agent.mig import conflicts
 from allotment.devices.mig_machine import MigDevice
-from allotment.model.structs import replace
 
 PAUSE_S = 600.0
 

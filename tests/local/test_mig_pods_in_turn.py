@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from kubelet_twin import PodTwin
 from mig_node import PROFILE, SMALL, Node, asking, tell
 
 from allotment.model.pods import ContainerKind
-from allotment.model.structs import replace
 
 
 @pytest.fixture

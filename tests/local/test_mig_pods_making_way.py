@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from mig_node import SMALL, UNKNOWN, Node, asking, at, by_hand, soft_on, tell, t
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_mig_fault
 from allotment.kube.watching import Signal
 from allotment.model.modes import MIG
-from allotment.model.structs import replace
 from allotment.modes.mig.journal import Stage
 from allotment.shares.mode_policy import ModePolicy, write_mode_policy
 
