@@ -7,12 +7,12 @@ import gc
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from allotment.dialects.own.registry import need_of
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, TakenPart
 from allotment.model.modes import SOFT
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder, Book
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.core.reservations import BookSettings

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
 from allotment.model.mig import MigGpu
+from allotment.model.structs import replace
 
 pytestmark = pytest.mark.usefixtures("native_dir")
 

@@ -14,13 +14,14 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from allotment.devices.packing import read_machine
+from allotment.model.structs import replace
 from shim_hosts import Share, ShimHosts, case_names
 
 if TYPE_CHECKING:

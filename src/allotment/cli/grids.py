@@ -2,8 +2,8 @@
 """Tables and screens that fit a terminal: columns and lines that do not fit are left out whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
@@ -15,12 +15,11 @@ _GAP = 2
 Cell = str | Text
 
 
-@dataclass(slots=True)
-class Grid:
+class Grid(msgspec.Struct):
     """Rows below headings; every row takes one line."""
 
     columns: Sequence[Column]
-    rows: list[Mapping[str, Cell]] = field(default_factory=list)
+    rows: list[Mapping[str, Cell]] = msgspec.field(default_factory=list)
 
     def add(self, cells: Mapping[str, Cell]) -> None:
         """Add a row, by heading. A missing cell is empty; one without a column is left out."""
@@ -71,8 +70,7 @@ def wrapped(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(msgspec.Struct, frozen=True):
     """A screen of `height` lines with a foot at its bottom."""
 
     body: Sequence[RenderableType]

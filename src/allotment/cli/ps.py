@@ -2,7 +2,6 @@
 """`allot ps`: the shares and their processes."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +27,7 @@ from allotment.cli.tables import (
 )
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_duration
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

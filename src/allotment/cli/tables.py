@@ -7,10 +7,10 @@ Colour carries no meaning of its own. A table fits the width of a terminal; in a
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from allotment.cli.groups import wants_colour
 
@@ -28,8 +28,7 @@ NAME_CELLS: Final = 24
 """Neither is a share's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column, and its behaviour when space is short; numbers are aligned to the right."""
 
     heading: str

@@ -7,7 +7,6 @@ pod lacks its placement, and a late bind cannot bind a changed pod.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -19,13 +18,13 @@ from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import NotFoundError
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 
 MOST_WRITES: Final = 160
 """Binds in progress: no more than there are connections, so that none waits in a hidden queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """A pod, its node, and its new annotations."""
 
     uid: PodUid
@@ -34,7 +33,7 @@ class Binding:
     node: str
     version: str = ""
     """The required resource version; empty: any, for pods without devices."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 _pod = msgspec.json.Decoder(PodObject)

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -48,13 +47,12 @@ class PatchKind(StrEnum):
     (apiserver pkg/endpoints/handlers/patch.go, `smpPatcher`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request."""
 
     method: str
     path: str
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
     body: bytes | None = None
     content_type: str = "application/json"
     idle_s: float | None = None
@@ -312,13 +310,12 @@ def connect(
     return Api(HttpTransport(server), server=server.url, namespace=server.namespace)
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(msgspec.Struct):
     """Waits that double from `first_s` to `most_s`, each a random part of at least half."""
 
     first_s: float = 0.2
     most_s: float = 10.0
-    random: Random = field(default_factory=Random)
+    random: Random = msgspec.field(default_factory=Random)
     _failures: int = 0
 
     def next(self, *, at_least_s: float | None = None) -> float:

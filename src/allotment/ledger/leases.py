@@ -15,9 +15,10 @@ import os
 import stat
 import struct
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from allotment.files import open_regular, read_regular
 from allotment.ledger import lease_layout as layout
@@ -25,6 +26,7 @@ from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,8 +47,7 @@ _PATIENCE: Final = 1000  # retries if a state changes while it is read
 _LENT: Final = struct.Struct("<QQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """One share's terms on one device: they fit in one word, and change atomically."""
 
     compute: Compute
@@ -67,16 +68,14 @@ class Terms:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(msgspec.Struct, frozen=True):
     """A share's place in the contract of one device; the serial changes with each owner."""
 
     number: int
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakenSeat:
+class TakenSeat(msgspec.Struct, frozen=True):
     """A seat in use by a share."""
 
     seat: Seat
@@ -84,8 +83,7 @@ class TakenSeat:
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(msgspec.Struct, frozen=True):
     """The terms of all shares of one device, at one moment."""
 
     uuid: str
@@ -97,8 +95,7 @@ class Contract:
     seats: tuple[TakenSeat, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SeatAccount:
+class SeatAccount(msgspec.Struct, frozen=True):
     """GPU time of one share on one device since it took its seat. Nanoseconds."""
 
     used_ns: int = 0
@@ -115,8 +112,7 @@ class SeatAccount:
     """Number of its processes that wait for the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leases:
+class Leases(msgspec.Struct, frozen=True):
     """The turns of one device."""
 
     accounts: Mapping[int, SeatAccount]
@@ -366,8 +362,7 @@ def read_leases(contract: Contract, seats: Path | str) -> Leases:
     return Leases(accounts, distrusted)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeatNews:
+class _SeatNews(msgspec.Struct, frozen=True):
     """The content of one seat's file."""
 
     account: SeatAccount

@@ -17,10 +17,11 @@ import stat
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.files import read_regular
 from allotment.ledger.lease_layout import CONTRACT_SIZE
@@ -46,8 +47,7 @@ _DRAFT = ".new-"
 _SHARED = 0o002
 
 
-@dataclass(frozen=True, slots=True)
-class LinkNames:
+class LinkNames(msgspec.Struct, frozen=True):
     """The names in a share's folder for one of its devices."""
 
     contract: str
@@ -200,8 +200,7 @@ _MOST: Final = 256
 """Hostile programs can cause any number: the oldest are dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A file that was damaged, and is repaired."""
 
     message: str

@@ -15,10 +15,11 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
@@ -30,6 +31,7 @@ from allotment.model.formats import format_bytes, format_count, format_pids
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.turns import keep_contracts
 from allotment.shares import cdi, lifecycle
@@ -52,8 +54,7 @@ _PRELOAD = "ld.so.preload"
 _VISIBLE = "devices"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFolders:
+class NodeFolders(msgspec.Struct, frozen=True):
     """Folders of the node."""
 
     cdi: Path = cdi.DEFAULT_FOLDER
@@ -65,8 +66,7 @@ class NodeFolders:
 CORDONED = "cordoned: it takes no new shares"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePolicy:
+class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force on the node at one moment, for orders of one mode."""
 
     devices: Sequence[Device]
@@ -74,15 +74,15 @@ class NodePolicy:
     """How a share is handed to its container, if the answer to `Allocate` does not say."""
     problems: Sequence[Problem] = ()
     """GPUs that do not answer."""
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    unhealthy: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices take no new share."""
     cordoned: Collection[str] = ()
     """UUIDs of devices on which only the scheduler places shares: it did so before the cordon."""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices are not chosen here: other programs use them."""
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices cannot serve in the order's mode for now."""
-    mig: MigTerms = field(default_factory=MigTerms)
+    mig: MigTerms = msgspec.field(default_factory=MigTerms)
 
     def refused(self, order: ShareOrder) -> Mapping[str, str]:
         """Return why, by UUID, devices take no new share for this order.

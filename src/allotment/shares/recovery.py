@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from allotment.devices.sources import Problem, Reading
@@ -17,6 +16,7 @@ from allotment.ledger import read, reap
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import LedgerError, StateError
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.modes import turns
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained

@@ -9,7 +9,6 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from allotment.devices.checkpoints import Checkpoints, DriverRefusal, ProcessState
 from allotment.model.devices import Device
@@ -20,6 +19,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Share, SuspendedBy
+from allotment.model.structs import replace
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, booked, find, list_shares, states_of

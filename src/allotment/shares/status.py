@@ -9,10 +9,11 @@ enforced either, whatever its ledger says: its programs can write the ledger.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, SeatAccount
@@ -20,6 +21,7 @@ from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
 from allotment.shares.compute_view import ComputeView, utilization
@@ -62,8 +64,7 @@ class LiveState(StrEnum):
     """One of its files is unreadable."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessView:
+class ProcessView(msgspec.Struct, frozen=True):
     """A process of a share that uses a device. Bytes; one figure for each device of the share."""
 
     pid: int | None
@@ -81,8 +82,7 @@ class ProcessView:
     throttled: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
+class DeviceView(msgspec.Struct, frozen=True):
     """One device of a share. Bytes."""
 
     uuid: str
@@ -106,8 +106,7 @@ class DeviceView:
     """How its ledger or contract allows more than was recorded; empty: neither does."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossView:
+class LossView(msgspec.Struct, frozen=True):
     """An end or fault of a GPU's MPS daemon, which ended programs of a share."""
 
     uuid: str
@@ -118,8 +117,7 @@ class LossView:
     """Seconds until the daemon was ready again; None: it is not, or it never stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareView:
+class ShareView(msgspec.Struct, frozen=True):
     """One share at one moment."""
 
     id: str
@@ -184,8 +182,7 @@ class ShareView:
         return "yes" if self.is_enforced else "no"
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideView:
+class OutsideView(msgspec.Struct, frozen=True):
     """A process that uses a device outside of all visible shares. Bytes; None: unknown."""
 
     pid: int
@@ -194,8 +191,7 @@ class OutsideView:
     used: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareStatus:
+class ShareStatus(msgspec.Struct, frozen=True):
     """All shares at one moment, and the GPU users outside of them."""
 
     shares: tuple[ShareView, ...]

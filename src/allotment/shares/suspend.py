@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from allotment import ledger
@@ -27,6 +26,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import find

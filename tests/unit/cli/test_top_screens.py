@@ -7,7 +7,6 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fcntl import ioctl
 from fractions import Fraction
 
@@ -28,6 +27,7 @@ from allotment.model.compute import Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.status import DeviceView, LiveState, ProcessView, ShareStatus, ShareView
 

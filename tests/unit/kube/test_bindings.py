@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 from api_server_twin import Server, answered, pod, refused
@@ -16,6 +15,7 @@ from allotment.kube.clients import PatchKind
 from allotment.kube.errors import ConflictError
 from allotment.kube.objects import NOMINATOR
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 
 BOUND = pod(version="7", spec={"nodeName": "n1"})
 

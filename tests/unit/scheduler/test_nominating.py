@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from scheduler_twin import book_of, cluster_pod, node
@@ -13,6 +12,7 @@ from scheduler_twin import book_of, cluster_pod, node
 from allotment.dialects.own.registry import need_of
 from allotment.kube.errors import KubeError
 from allotment.model.clusters import ClusterPod
+from allotment.model.structs import replace
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.core.waiting import LATE_S, LEAD, WaitingPods
 from allotment.scheduler.nominating import Nominating

@@ -6,13 +6,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 
 from allotment.model.shares import Runner, Share
+from allotment.model.structs import replace
 from allotment.shares import lifecycle, process_tree
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census, named

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Share
+from allotment.model.structs import replace
 from allotment.shares import lifecycle, process_tree
 from allotment.shares.folders import StateFolder
 from allotment.shares.run.namespace import can_unshare

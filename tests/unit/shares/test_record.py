@@ -2,7 +2,6 @@
 """share.json: what is written is what is read, and anything else is named."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from allotment.model.shares import (
     SuspendedBy,
     Suspension,
 )
+from allotment.model.structs import replace
 from allotment.shares.record import read_record, write_record
 
 SHARE = Share(

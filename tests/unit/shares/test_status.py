@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.model.structs import replace
 from allotment.modes.mps.state import Loss
 from allotment.shares import lifecycle, status
 from allotment.shares.compute_view import ComputeView, Rates

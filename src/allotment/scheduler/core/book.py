@@ -5,7 +5,8 @@ Events in, decisions out. No I/O; time is an argument.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from allotment.dialects.own.placement import RESIZE
 from allotment.dialects.own.protocol import in_modes, unresizable
@@ -21,6 +22,7 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.booking import larger_of
 from allotment.placement.cluster.ranker import Ranking
 from allotment.placement.explain import Reason, Refusal, refuse
@@ -37,16 +39,14 @@ from allotment.scheduler.core.reservations import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChoice:
+class NodeChoice(msgspec.Struct, frozen=True):
     """Filter's answer: nodes, best first; or why no node fits."""
 
     best: tuple[str, ...]
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BindOrder:
+class BindOrder(msgspec.Struct, frozen=True):
     """Write this binding: the devices are reserved."""
 
     booking: PodBooking
@@ -57,8 +57,7 @@ class BindOrder:
     """True for a repeated bind: wait for the earlier attempt or find out its outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlreadyBound:
+class AlreadyBound(msgspec.Struct, frozen=True):
     """The pod is already bound to that node."""
 
     node: str
