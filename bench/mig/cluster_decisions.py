@@ -9,6 +9,7 @@ a slice or else for a soft share, and "two" has two containers with a slice each
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from random import Random
 
