@@ -148,7 +148,7 @@ def test_the_labels_are_nvidias(
 
     machine = machine_path(allot.state, spec)
     known = load(settings.read_text(), source="config.yaml")
-    facts = FactReader(machine=machine).read()
+    facts = FactReader(machine=machine, patience_s=60).read()
     with Nvml(machine=machine) as nvml:
         devices = (*nvml.inventory().devices, *nvml.slices())
 
