@@ -31,8 +31,9 @@ typedef struct part {
   size_t size;
 } part;
 
-static bool write_part(int descriptor, const part *one) {
-  return pwrite(descriptor, one->data, one->size, (off_t)one->at) == (ssize_t)one->size;
+static bool write_part(int descriptor, const part *written) {
+  return pwrite(descriptor, written->data, written->size, (off_t)written->at) ==
+         (ssize_t)written->size;
 }
 
 // A new file of `size` bytes with two parts that are not zero; of it `allocated` bytes have their
@@ -200,8 +201,8 @@ static void wake_all(const char *directory, const allot_contract *contract) {
   char seats[4096];
   if (seats_folder(directory, seats, sizeof seats) != 0) return;
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
-    const allot_contract_seat *one = &contract->seats[seat];
-    if (load(&one->terms) & ALLOT_TERMS_TAKEN) wake_places(seats, load(&one->serial));
+    const allot_contract_seat *promised = &contract->seats[seat];
+    if (load(&promised->terms) & ALLOT_TERMS_TAKEN) wake_places(seats, load(&promised->serial));
   }
 }
 
@@ -268,14 +269,14 @@ int allot_contract_take(const char *directory, const char *share_id, uint64_t te
   if (result != 0) return result;
   result = is_promised_too_much(contract, -1, terms) ? -ERANGE : -ENOSPC;
   for (int seat = 0; seat < (int)ALLOT_SEATS && result == -ENOSPC; seat++) {
-    allot_contract_seat *one = &contract->seats[seat];
-    if (one->terms & ALLOT_TERMS_TAKEN) continue;
-    memset(one->share_id, 0, sizeof one->share_id);
-    strcpy(one->share_id, share_id);
+    allot_contract_seat *promised = &contract->seats[seat];
+    if (promised->terms & ALLOT_TERMS_TAKEN) continue;
+    memset(promised->share_id, 0, sizeof promised->share_id);
+    strcpy(promised->share_id, share_id);
     LEASE_STEP("named");
     *serial = ++contract->serial;
     LEASE_STEP("numbered");
-    store(&one->serial, *serial);
+    store(&promised->serial, *serial);
     LEASE_STEP("seated");
     result = create_seat(directory, *serial);
     if (result != 0) break;
@@ -298,8 +299,8 @@ static int change(const char *directory, int seat, uint64_t serial, uint64_t ter
   if (seat < 0 || seat >= (int)ALLOT_SEAT_UNBOOKED) return -EINVAL;
   int error = open_contract(directory, &contract);
   if (error != 0) return error;
-  const allot_contract_seat *one = &contract->seats[seat];
-  if (!(one->terms & ALLOT_TERMS_TAKEN) || one->serial != serial) {
+  const allot_contract_seat *promised = &contract->seats[seat];
+  if (!(promised->terms & ALLOT_TERMS_TAKEN) || promised->serial != serial) {
     error = -ESTALE;
   } else if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(contract, seat, terms)) {
     error = -ERANGE;

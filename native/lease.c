@@ -321,58 +321,60 @@ static bool is_other_seat(const allot_leases *leases, int seat) {
 }
 
 static void note_wait(allot_leases *leases, uint64_t from_ns, uint64_t until_ns) {
-  allot_waits *waits = &leases->waits;
+  allot_fairness *fairness = &leases->fairness;
   // A process that was stopped loses its turns rightly.
   const uint64_t promised = leases->promised_ns > from_ns ? leases->promised_ns : from_ns;
   const uint64_t waited = since(at_most(promised, until_ns), from_ns);
-  const uint64_t excused = at_most(waits->excused_ns, waited), counted = waited - excused;
-  waits->stopped_ns += since(until_ns, promised);
-  waits->excused_ns -= excused;
-  waits->waited_ns += counted;
-  if (is_other_seat(leases, waits->author)) leases->others[waits->author].delayed_ns += counted;
+  const uint64_t excused = at_most(fairness->excused_ns, waited), counted = waited - excused;
+  fairness->stopped_ns += since(until_ns, promised);
+  fairness->excused_ns -= excused;
+  fairness->waited_ns += counted;
+  if (is_other_seat(leases, fairness->author))
+    leases->others[fairness->author].delayed_ns += counted;
   // A share that was named by another is less to blame: it may not know better.
-  if (is_other_seat(leases, waits->holder) && waits->holder != waits->author) {
-    const bool was_named = is_other_seat(leases, waits->author);
-    leases->others[waits->holder].delayed_ns += was_named ? counted - counted / 8 : counted;
+  if (is_other_seat(leases, fairness->holder) && fairness->holder != fairness->author) {
+    const bool was_named = is_other_seat(leases, fairness->author);
+    leases->others[fairness->holder].delayed_ns += was_named ? counted - counted / 8 : counted;
   }
 }
 
-// What has passed since the last decision, after which things stood as `waits` says.
+// What has passed since the last decision, after which things stood as `fairness` says.
 static void note_turn(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
-  allot_waits *waits = &leases->waits;
+  allot_fairness *fairness = &leases->fairness;
   if (leases->place < 0) return;
   const allot_seat_state *own = &state->seats[leases->seat];
   const bool holds = state->holder == leases->place;
   const bool is_ours = state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES;
   uint64_t turn_ns = now_ns;
-  if (waits->holds) {
-    turn_ns = waits->seen_ns;
+  if (fairness->is_holding) {
+    turn_ns = fairness->seen_ns;
   } else if (holds) {
     turn_ns = at_most(now_ns, state->granted_ns);
-    if (turn_ns < waits->seen_ns) turn_ns = waits->seen_ns;
+    if (turn_ns < fairness->seen_ns) turn_ns = fairness->seen_ns;
   }
-  if (waits->waits) note_wait(leases, waits->seen_ns, turn_ns);
-  if (waits->seen_ns != 0) {
-    const uint64_t used = since(own->used_ns, waits->charged_ns);
-    waits->held_ns += since(now_ns, turn_ns);
-    waits->used_ns += used;
-    if (used > waits->longest_ns) waits->longest_ns = used;
+  if (fairness->is_waiting) note_wait(leases, fairness->seen_ns, turn_ns);
+  if (fairness->seen_ns != 0) {
+    const uint64_t used = since(own->used_ns, fairness->charged_ns);
+    fairness->held_ns += since(now_ns, turn_ns);
+    fairness->used_ns += used;
+    if (used > fairness->longest_ns) fairness->longest_ns = used;
   }
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
-  waits->seen_ns = now_ns;
-  waits->waits = state->places[leases->place].state == ALLOT_PLACE_WAITING && !is_ours &&
-                 own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED) && !leases->queue_waits;
-  waits->holds = holds;
-  waits->author = leases->author;
-  waits->holder = state->holder < 0 ? -1 : state->places[state->holder].seat;
-  waits->charged_ns = own->used_ns;
+  fairness->seen_ns = now_ns;
+  fairness->is_waiting = state->places[leases->place].state == ALLOT_PLACE_WAITING && !is_ours &&
+                         own->blocked == 0 && !(terms & ALLOT_TERMS_SUSPENDED) &&
+                         !leases->is_stalled;
+  fairness->is_holding = holds;
+  fairness->author = leases->author;
+  fairness->holder = state->holder < 0 ? -1 : state->places[state->holder].seat;
+  fairness->charged_ns = own->used_ns;
 }
 
 // A program that leaves the device idle finds a launch of another that cannot be taken back: that
 // wait is its own, up to the longest that is not evicted. Over short gaps it keeps the device.
 static void excuse_wait(allot_leases *leases) {
   bool keeps = leases->gap_ns * SHORT_GAP_PARTS <= leases->burst_ns;
-  leases->waits.excused_ns = keeps ? 0 : OVERRUN_NS;
+  leases->fairness.excused_ns = keeps ? 0 : OVERRUN_NS;
 }
 
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
@@ -495,13 +497,13 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
     if (descriptor >= 0) close(descriptor);
     if (was_dead) return false;
   }
-  const allot_place_state *one = &state->places[holder];
+  const allot_place_state *judged = &state->places[holder];
   const bool is_other = holder >= (int)ALLOT_OWN_PLACES;
   const bool is_gone = silence >= ALLOT_STOPPED_NS ||
-                       (silence >= DEAD_NS && is_other && neighbours_place_is_dead(leases, one));
+                       (silence >= DEAD_NS && is_other && neighbours_place_is_dead(leases, judged));
   if (!is_gone) return state->next >= 0 && is_stuck(state, head.running_ns, now_ns);
   // Should it have been given the lease while it was stopped: not again before it asks anew.
-  if (is_other) leases->others[one->seat].skipped_ns = one->since_ns;
+  if (is_other) leases->others[judged->seat].skipped_ns = judged->since_ns;
   return true;
 }
 
@@ -526,7 +528,7 @@ static void blame(allot_leases *leases, uint64_t now_ns) {
 }
 
 static void forget_waits(allot_leases *leases) {
-  if (leases->waits.lacking_ns > 0) leases->waits.lacking_ns = 0;
+  if (leases->fairness.lacking_ns > 0) leases->fairness.lacking_ns = 0;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) leases->others[seat].delayed_ns = 0;
 }
 
@@ -545,26 +547,27 @@ static int64_t explained_by(uint64_t turn_ns, uint64_t fraction) {
 // time of its turns. It is content with f / FAIR_PARTS. Waits beyond that add up, and so do waits
 // without turns.
 static void judge_wait(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
-  allot_waits *waits = &leases->waits;
+  allot_fairness *fairness = &leases->fairness;
   const uint64_t fraction = allot_lease_fraction(state, leases->contract, leases->seat, now_ns);
-  const uint64_t waited = waits->waited_ns, stopped = waits->stopped_ns;
+  const uint64_t waited = fairness->waited_ns, stopped = fairness->stopped_ns;
   // Time that it held the device and left idle is its own, and so is work that ran on afterwards.
-  const uint64_t got = waits->held_ns > waits->used_ns ? waits->held_ns : waits->used_ns;
-  const uint64_t longest_ns = waits->longest_ns;
-  waits->waited_ns = waits->stopped_ns = 0;
-  waits->held_ns = waits->used_ns = waits->longest_ns = 0;
+  const uint64_t got =
+      fairness->held_ns > fairness->used_ns ? fairness->held_ns : fairness->used_ns;
+  const uint64_t longest_ns = fairness->longest_ns;
+  fairness->waited_ns = fairness->stopped_ns = 0;
+  fairness->held_ns = fairness->used_ns = fairness->longest_ns = 0;
   if (fraction == 0 || leases->seat == (int)ALLOT_SEAT_UNBOOKED) {
     forget_waits(leases);
     return;
   }
-  int64_t lacking = waits->lacking_ns;
+  int64_t lacking = fairness->lacking_ns;
   if (lacking > 0) lacking = take_off(lacking, explained_by(got, fraction));
   // Turns are not saved up. Only a long kernel explains the wait after it, which may be long too.
   const int64_t yet = explained_by(longest_ns, fraction);
   if (lacking <= 0 && lacking > -yet) lacking = -yet;
   lacking += (int64_t)waited;
   if (lacking > 0) lacking = take_off(lacking, (int64_t)stopped);
-  waits->lacking_ns = lacking;
+  fairness->lacking_ns = lacking;
   if (lacking <= 0) {
     forget_waits(leases);
     return;

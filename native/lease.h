@@ -183,7 +183,11 @@ typedef struct allot_place_head {
 // A holder that shows no sign of life for so long is evicted.
 #define ALLOT_STOPPED_NS 25000000ull
 
-#define ALLOT_PLACE_LOCK_BASE 0x40000000ll
+// A place belongs to the process that locks its byte of the share's `usage`, beyond the bytes of
+// its slots (ledger.h).
+#define ALLOT_PLACE_LOCK_BASE 0x50000000ll
+// A byte of the share's file, by which other shares see that the place's process lives.
+#define ALLOT_LIFE_LOCK_BASE 0x40000000ll
 
 // What a share tells the others: of itself, and who has the lease.
 typedef struct allot_seat_facts {
@@ -264,17 +268,17 @@ typedef struct allot_neighbour {
 
 // How long this process waits, and what its share gets: lease.c judges by that whether another
 // share steals turns.
-typedef struct allot_waits {
+typedef struct allot_fairness {
   uint64_t seen_ns;  // the newest decision, and how things stood then:
-  bool waits;        // for a turn that its ceiling allows
-  bool holds;
+  bool is_waiting;   // for a turn that its ceiling allows
+  bool is_holding;
   int author, holder;   // seats; -1: none
   uint64_t charged_ns;  // to its share
   // Since the last judgement. Used: by all processes of the share, at most so much at once.
   uint64_t waited_ns, stopped_ns, held_ns, used_ns, longest_ns;
   uint64_t excused_ns;  // so much of its next waits does not count
   int64_t lacking_ns;   // waits beyond those that its turns explain; negative: yet to come
-} allot_waits;
+} allot_fairness;
 
 typedef struct allot_leases {
   const allot_contract *contract;
@@ -286,12 +290,12 @@ typedef struct allot_leases {
   void *life_map;        // and the one by which other shares see that its process lives
   uint64_t reaped_ns;    // when dead processes' places were last looked for
   uint64_t promised_ns;  // when it was to look again at the latest
-  allot_waits waits;
+  allot_fairness fairness;
   bool is_settling;  // a decision was published that its caller does not know yet
   int author;        // the seat whose word on the lease counts; -1: this one
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
-  bool queue_waits;   // for the host or for a copy: its own waits for turns do not count
+  bool is_stalled;    // its queue waits for the host or a copy: its waits for turns do not count
   int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share
   char seats_path[1100], lock_path[1100], own_path[1100];
   allot_neighbour others[ALLOT_SEATS];

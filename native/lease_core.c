@@ -63,9 +63,10 @@ static bool goes_first(const view *at, int seat, int other) {
 }
 
 static bool may_run(const view *at, int place) {
-  const allot_place_state *one = &at->state->places[place];
-  if (!is_of_its_seat(at, place) || (at->terms[one->seat] & ALLOT_TERMS_SUSPENDED)) return false;
-  return at->state->seats[one->seat].blocked == 0;
+  const allot_place_state *candidate = &at->state->places[place];
+  if (!has_current_seat(at, place) || (at->terms[candidate->seat] & ALLOT_TERMS_SUSPENDED))
+    return false;
+  return at->state->seats[candidate->seat].blocked == 0;
 }
 
 static uint64_t longest_turn(const view *at) {
@@ -104,12 +105,12 @@ static uint64_t lead_of_a_lease(const view *at, int seat) {
 static int most_behind(const view *at) {
   int best = -1;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    const allot_place_state *one = &at->state->places[place];
-    if (one->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
+    const allot_place_state *candidate = &at->state->places[place];
+    if (candidate->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
     if (best >= 0) {
-      const allot_place_state *other = &at->state->places[best];
-      if (one->seat == other->seat ? one->since_ns >= other->since_ns
-                                   : !goes_first(at, one->seat, other->seat)) {
+      const allot_place_state *leader = &at->state->places[best];
+      if (candidate->seat == leader->seat ? candidate->since_ns >= leader->since_ns
+                                          : !goes_first(at, candidate->seat, leader->seat)) {
         continue;
       }
     }
@@ -140,10 +141,10 @@ static int first_waiting(const view *at) {
   if (least < 0) return -1;
   int best = least;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    const allot_place_state *one = &at->state->places[place];
-    if (one->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
-    if (one->since_ns >= at->state->places[best].since_ns) continue;
-    if (is_level(at, one->seat, at->state->places[least].seat)) best = place;
+    const allot_place_state *candidate = &at->state->places[place];
+    if (candidate->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
+    if (candidate->since_ns >= at->state->places[best].since_ns) continue;
+    if (is_level(at, candidate->seat, at->state->places[least].seat)) best = place;
   }
   return best;
 }
@@ -163,24 +164,24 @@ static int furthest_behind(const view *at, bool is_owed, int apart) {
 
 static void grant(view *at, int place) {
   allot_lease_state *state = at->state;
-  allot_place_state *one = &state->places[place];
-  allot_seat_state *own = &state->seats[one->seat];
-  one->state = ALLOT_PLACE_HOLDING;
+  allot_place_state *winner = &state->places[place];
+  allot_seat_state *own = &state->seats[winner->seat];
+  winner->state = ALLOT_PLACE_HOLDING;
   state->holder = place;
   state->epoch++;
   state->granted_ns = at->now_ns;
-  state->expires_ns = at->now_ns + quantum_of(at, one->seat);
+  state->expires_ns = at->now_ns + quantum_of(at, winner->seat);
   own->leases++;
   own->active_ns = at->now_ns;
   own->move_ns = 0;  // told anew if moving is still needed
 }
 
 static void end_lease(view *at, int place, uint8_t becomes) {
-  allot_place_state *one = &at->state->places[place];
-  one->state = becomes;
+  allot_place_state *former = &at->state->places[place];
+  former->state = becomes;
   if (at->state->holder != place) return;
   at->state->holder = -1;
-  int64_t *budget = &at->state->seats[one->seat].budget_ns;
+  int64_t *budget = &at->state->seats[former->seat].budget_ns;
   if (*budget > BURST_NS) *budget = BURST_NS;
 }
 
@@ -227,29 +228,29 @@ static void settle_grace(view *at, uint64_t elapsed) {
 
 // Would it be left with less than it is owed if another's launch ran in each of its gaps? Gaps of
 // more than half a burst cost others more: they are kept only where that is clearly less.
-static bool is_harmed(const view *at, const allot_place_state *one, uint64_t launch_ns) {
-  if (launch_ns <= one->gap_ns) return false;
-  uint64_t burst_ns = at_most(one->burst_ns, LONGEST_LEASE_NS);
+static bool is_harmed(const view *at, const allot_place_state *holder, uint64_t launch_ns) {
+  if (launch_ns <= holder->gap_ns) return false;
+  uint64_t burst_ns = at_most(holder->burst_ns, LONGEST_LEASE_NS);
   uint64_t left = burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns);
-  uint64_t owed = at->fraction[one->seat];
-  if (one->gap_ns > burst_ns / 2) owed -= owed / HARM_PARTS;
+  uint64_t owed = at->fraction[holder->seat];
+  if (holder->gap_ns > burst_ns / 2) owed -= owed / HARM_PARTS;
   return left < owed;
 }
 
 static uint64_t keep_of(const view *at) {
   const allot_lease_state *state = at->state;
   if (state->holder < 0 || !may_run(at, state->holder)) return 0;
-  const allot_place_state *one = &state->places[state->holder];
-  int64_t grace = state->seats[one->seat].grace_ns;
-  if (grace <= 0 || one->gap_ns == 0 || one->gap_ns > (uint64_t)grace) return 0;
+  const allot_place_state *holder = &state->places[state->holder];
+  int64_t grace = state->seats[holder->seat].grace_ns;
+  if (grace <= 0 || holder->gap_ns == 0 || holder->gap_ns > (uint64_t)grace) return 0;
   // Keeping it would cost others more than it brings. Who may come next is not known yet.
-  if (one->gap_ns >= one->burst_ns / (state->next >= 0 ? 1 : 2)) return 0;
-  uint64_t keep = 2 * one->gap_ns + GRACE_MARGIN_NS;
+  if (holder->gap_ns >= holder->burst_ns / (state->next >= 0 ? 1 : 2)) return 0;
+  uint64_t keep = 2 * holder->gap_ns + GRACE_MARGIN_NS;
   if (state->next >= 0) {
     int other = state->places[state->next].seat;
-    if (other == one->seat || !goes_before(at, one->seat, other)) return 0;
+    if (other == holder->seat || !goes_before(at, holder->seat, other)) return 0;
     uint64_t launch = state->seats[other].launch_ns;
-    if (!is_harmed(at, one, launch)) return 0;
+    if (!is_harmed(at, holder, launch)) return 0;
     if (keep < launch / GRACE_LAUNCH_PARTS) keep = launch / GRACE_LAUNCH_PARTS;
   }
   return at_most(keep, (uint64_t)grace);
@@ -328,14 +329,14 @@ static void come_back(view *at, int seat) {
 }
 
 static void want(view *at, int place, uint64_t launch_ns) {
-  allot_place_state *one = &at->state->places[place];
-  if (launch_ns > 0 && is_of_its_seat(at, place)) {
-    at->state->seats[one->seat].launch_ns = at_most(launch_ns, LONGEST_LEASE_NS);
+  allot_place_state *waiter = &at->state->places[place];
+  if (launch_ns > 0 && has_current_seat(at, place)) {
+    at->state->seats[waiter->seat].launch_ns = at_most(launch_ns, LONGEST_LEASE_NS);
   }
-  if (one->state != ALLOT_PLACE_IDLE) return;
-  if (at->working[one->seat] == 0 && is_of_its_seat(at, place)) come_back(at, one->seat);
-  one->state = ALLOT_PLACE_WAITING;
-  one->since_ns = at->now_ns;
+  if (waiter->state != ALLOT_PLACE_IDLE) return;
+  if (at->working[waiter->seat] == 0 && has_current_seat(at, place)) come_back(at, waiter->seat);
+  waiter->state = ALLOT_PLACE_WAITING;
+  waiter->since_ns = at->now_ns;
 }
 
 // A lease that nobody waited for may have lasted for long, and then ends as soon as somebody does.
@@ -372,43 +373,43 @@ static void apply(view *at, const allot_event *event) {
   allot_lease_state *state = at->state;
   if (event->kind == ALLOT_EVENT_LOOK) return;
   if (event->place < 0 || event->place >= (int)ALLOT_PLACES) return;
-  allot_place_state *one = &state->places[event->place];
+  allot_place_state *changed = &state->places[event->place];
   if (event->kind == ALLOT_EVENT_JOIN) {
     if (event->seat < 0 || event->seat >= (int)ALLOT_SEATS) return;
     end_lease(at, event->place, ALLOT_PLACE_IDLE);
-    one->seat = (uint16_t)event->seat;
-    one->serial = (uint32_t)at->serials[event->seat];
-    one->burst_ns = one->gap_ns = 0;
+    changed->seat = (uint16_t)event->seat;
+    changed->serial = (uint32_t)at->serials[event->seat];
+    changed->burst_ns = changed->gap_ns = 0;
     return;
   }
-  if (one->state == ALLOT_PLACE_FREE) return;
-  bool worked = one->state >= ALLOT_PLACE_WAITING;
+  if (changed->state == ALLOT_PLACE_FREE) return;
+  bool worked = changed->state >= ALLOT_PLACE_WAITING;
   if (event->kind == ALLOT_EVENT_WANT) want(at, event->place, event->launch_ns);
-  if ((worked || one->state >= ALLOT_PLACE_WAITING) && is_of_its_seat(at, event->place)) {
-    state->seats[one->seat].active_ns = at->now_ns;
+  if ((worked || changed->state >= ALLOT_PLACE_WAITING) && has_current_seat(at, event->place)) {
+    state->seats[changed->seat].active_ns = at->now_ns;
   }
   switch (event->kind) {
     case ALLOT_EVENT_CHARGE:
     case ALLOT_EVENT_RELEASE:
-      if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
-      one->burst_ns = event->burst_ns;
-      one->gap_ns = event->gap_ns;
+      if (has_current_seat(at, event->place)) charge(at, changed->seat, event->used_ns);
+      changed->burst_ns = event->burst_ns;
+      changed->gap_ns = event->gap_ns;
       if (state->holder == event->place && event->move_ns > 0) {
-        state->seats[one->seat].move_ns = event->move_ns;
-        uint64_t end = state->granted_ns + quantum_of(at, one->seat);
+        state->seats[changed->seat].move_ns = event->move_ns;
+        uint64_t end = state->granted_ns + quantum_of(at, changed->seat);
         if (end > state->expires_ns) state->expires_ns = end;
       }
       if (event->kind == ALLOT_EVENT_RELEASE) end_lease(at, event->place, ALLOT_PLACE_IDLE);
       break;
     case ALLOT_EVENT_EVICT:
       if (state->holder != event->place || state->epoch != event->epoch) break;
-      state->seats[one->seat].evictions++;
+      state->seats[changed->seat].evictions++;
       end_lease(at, event->place, ALLOT_PLACE_IDLE);
       break;
     case ALLOT_EVENT_LEAVE:
-      if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
+      if (has_current_seat(at, event->place)) charge(at, changed->seat, event->used_ns);
       end_lease(at, event->place, ALLOT_PLACE_FREE);
-      *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
+      *changed = (allot_place_state){.state = ALLOT_PLACE_FREE};
       break;
     default:
       break;
@@ -457,13 +458,13 @@ void allot_lease_decide(allot_lease_state *state, const allot_contract *contract
 bool allot_lease_must_yield(const allot_lease_state *state, const allot_contract *contract,
                             uint64_t now_ns) {
   if (state->holder < 0 || state->holder >= (int)ALLOT_PLACES) return true;
-  const allot_place_state *one = &state->places[state->holder];
-  if (one->seat >= ALLOT_SEATS) return true;
-  const allot_contract_seat *seat = &contract->seats[one->seat];
+  const allot_place_state *holder = &state->places[state->holder];
+  if (holder->seat >= ALLOT_SEATS) return true;
+  const allot_contract_seat *seat = &contract->seats[holder->seat];
   uint64_t terms = __atomic_load_n(&seat->terms, __ATOMIC_RELAXED);
   if (!(terms & ALLOT_TERMS_TAKEN) || (terms & ALLOT_TERMS_SUSPENDED)) return true;
-  if (one->serial != (uint32_t)__atomic_load_n(&seat->serial, __ATOMIC_RELAXED)) return true;
-  if (state->seats[one->seat].blocked != 0) return true;
+  if (holder->serial != (uint32_t)__atomic_load_n(&seat->serial, __ATOMIC_RELAXED)) return true;
+  if (state->seats[holder->seat].blocked != 0) return true;
   return state->next >= 0 && now_ns >= state->expires_ns;
 }
 

@@ -122,7 +122,7 @@ static int prepare_place(allot_leases *leases, int place) {
   int error = -posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_seat_buffer)));
   // A sandbox that forbids asking is no full disk.
   if (error != -ENOSPC && error != -EDQUOT && error != -EFBIG && error != -EIO) {
-    error = allot_slot_show(descriptor, ALLOT_PLACE_LOCK_BASE + place);
+    error = allot_slot_show(descriptor, ALLOT_LIFE_LOCK_BASE + place);
   }
   if (error == 0) error = allot_slot_keep(descriptor, &leases->life_map);
   close(descriptor);

@@ -23,18 +23,19 @@ static void repair_places(view *at) {
   if (state->holder < 0 || state->holder >= (int)ALLOT_PLACES) state->holder = -1;
   state->places_taken = 0;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    allot_place_state *one = &state->places[place];
-    if (one->state == ALLOT_PLACE_FREE) {
+    allot_place_state *taken = &state->places[place];
+    if (taken->state == ALLOT_PLACE_FREE) {
       if (state->holder == place) state->holder = -1;
       continue;
     }
-    if (one->seat >= ALLOT_SEATS || one->state > ALLOT_PLACE_HOLDING) {
-      *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
+    if (taken->seat >= ALLOT_SEATS || taken->state > ALLOT_PLACE_HOLDING) {
+      *taken = (allot_place_state){.state = ALLOT_PLACE_FREE};
       if (state->holder == place) state->holder = -1;
       continue;
     }
-    if (one->state == ALLOT_PLACE_HOLDING && state->holder != place) one->state = ALLOT_PLACE_IDLE;
-    if (one->state != ALLOT_PLACE_HOLDING && state->holder == place) state->holder = -1;
+    if (taken->state == ALLOT_PLACE_HOLDING && state->holder != place)
+      taken->state = ALLOT_PLACE_IDLE;
+    if (taken->state != ALLOT_PLACE_HOLDING && state->holder == place) state->holder = -1;
     state->places_taken++;
   }
 }
@@ -64,9 +65,9 @@ static void repair_times(view *at) {
 
 static void read_contract(view *at) {
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    const allot_contract_seat *one = &at->contract->seats[seat];
-    at->terms[seat] = __atomic_load_n(&one->terms, __ATOMIC_RELAXED);
-    at->serials[seat] = __atomic_load_n(&one->serial, __ATOMIC_RELAXED);
+    const allot_contract_seat *promised = &at->contract->seats[seat];
+    at->terms[seat] = __atomic_load_n(&promised->terms, __ATOMIC_RELAXED);
+    at->serials[seat] = __atomic_load_n(&promised->serial, __ATOMIC_RELAXED);
   }
 }
 
@@ -107,8 +108,9 @@ void lease_view_settle(view *at, uint64_t elapsed) {
 void lease_view_look(view *at) {
   memset(at->working, 0, sizeof at->working);
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    const allot_place_state *one = &at->state->places[place];
-    if (one->state >= ALLOT_PLACE_WAITING && is_of_its_seat(at, place)) at->working[one->seat]++;
+    const allot_place_state *taken = &at->state->places[place];
+    if (taken->state >= ALLOT_PLACE_WAITING && has_current_seat(at, place))
+      at->working[taken->seat]++;
   }
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     const allot_seat_state *own = &at->state->seats[seat];

@@ -57,9 +57,9 @@ static inline uint32_t guarantee_of(const view *at, int seat) {
   return guarantee < ceiling ? guarantee : ceiling;
 }
 
-static inline bool is_of_its_seat(const view *at, int place) {
-  const allot_place_state *one = &at->state->places[place];
-  return is_taken(at, one->seat) && one->serial == (uint32_t)at->serials[one->seat];
+static inline bool has_current_seat(const view *at, int place) {
+  const allot_place_state *owner = &at->state->places[place];
+  return is_taken(at, owner->seat) && owner->serial == (uint32_t)at->serials[owner->seat];
 }
 
 static inline uint32_t weight_of(const view *at, int seat) {

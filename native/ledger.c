@@ -215,45 +215,47 @@ typedef struct reaping {
 } reaping;
 
 // May the use of a dead owner's slot be reclaimed? The caller holds the slot's lock.
-static bool may_clear(const reaping *one, int slot) {
-  allot_slot *left = &one->ledger->usage->slots[slot];
+static bool may_clear(const reaping *reaper, int slot) {
+  allot_slot *left = &reaper->ledger->usage->slots[slot];
   if (load(&left->state) != ALLOT_SLOT_LEAVING) mark_leaving(left);  // the check takes its time
   allot_held held = ALLOT_HELD_NOT;
   for (int device = 0; device < ALLOT_MAX_DEVICES && held != ALLOT_HELD_STILL; device++) {
-    read_total(one->ledger, device);
+    read_total(reaper->ledger, device);
     if (allot_part_value(&left->devices[device].part) == 0) continue;
     allot_held here =
-        one->check == NULL ? ALLOT_HELD_UNKNOWN : one->check(one->context, left, device);
+        reaper->check == NULL ? ALLOT_HELD_UNKNOWN : reaper->check(reaper->context, left, device);
     if (here != ALLOT_HELD_NOT) held = here;
   }
   return held == ALLOT_HELD_NOT || is_over(left, held);
 }
 
-static int try_slot(reaping *one, int slot) {
-  if (one->descriptor < 0) one->descriptor = allot_open_in(one->ledger->directory, "usage", O_RDWR);
-  return one->descriptor < 0 ? one->descriptor : allot_slot_try(one->descriptor, byte_of(slot));
+static int try_slot(reaping *reaper, int slot) {
+  if (reaper->descriptor < 0)
+    reaper->descriptor = allot_open_in(reaper->ledger->directory, "usage", O_RDWR);
+  return reaper->descriptor < 0 ? reaper->descriptor
+                                : allot_slot_try(reaper->descriptor, byte_of(slot));
 }
 
 // A process that is alone in its share makes no system call here.
-static int reap_with(reaping *one) {
-  allot_ledger *ledger = one->ledger;
+static int reap_with(reaping *reaper) {
+  allot_ledger *ledger = reaper->ledger;
   uint32_t high = load(&ledger->usage->high_slot);
   for (int slot = 0; slot < ALLOT_MAX_SLOTS && (uint32_t)slot < high; slot++) {
     uint32_t *state = &ledger->usage->slots[slot].state;
     if (slot == ledger->slot || load(state) == ALLOT_SLOT_FREE) continue;
-    int locked = try_slot(one, slot);
+    int locked = try_slot(reaper, slot);
     if (locked < 0) return locked;
     if (locked == 0) {  // by its owner, or by another reaper
-      if (load(state) == ALLOT_SLOT_LEAVING) one->reaped.leaving++;
+      if (load(state) == ALLOT_SLOT_LEAVING) reaper->reaped.leaving++;
       continue;
     }
-    if (load(state) != ALLOT_SLOT_FREE && may_clear(one, slot)) {
+    if (load(state) != ALLOT_SLOT_FREE && may_clear(reaper, slot)) {
       clear_slot(ledger, slot);
-      one->reaped.cleared++;
+      reaper->reaped.cleared++;
     } else if (load(state) != ALLOT_SLOT_FREE) {
-      one->reaped.leaving++;
+      reaper->reaped.leaving++;
     }
-    allot_slot_release(one->descriptor, byte_of(slot));
+    allot_slot_release(reaper->descriptor, byte_of(slot));
   }
   return 0;
 }
@@ -263,11 +265,11 @@ static int reap_guarded(void *argument) {
 }
 
 allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, void *context) {
-  reaping one = {ledger, check, context, -1, {0}};
-  int error = allot_guarded(reap_guarded, &one);
-  if (one.descriptor >= 0) close(one.descriptor);
-  if (error < 0) one.reaped.cleared = error;
-  return one.reaped;
+  reaping reaper = {ledger, check, context, -1, {0}};
+  int error = allot_guarded(reap_guarded, &reaper);
+  if (reaper.descriptor >= 0) close(reaper.descriptor);
+  if (error < 0) reaper.reaped.cleared = error;
+  return reaper.reaped;
 }
 
 // Of an owner that ended after the caller asked, nothing is known.
@@ -293,8 +295,8 @@ bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
 
 static bool is_claimable(void *argument, int slot) {
   allot_ledger *ledger = argument;
-  const reaping one = {.ledger = ledger};
-  return load(&ledger->usage->slots[slot].state) == ALLOT_SLOT_FREE || may_clear(&one, slot);
+  const reaping reaper = {.ledger = ledger};
+  return load(&ledger->usage->slots[slot].state) == ALLOT_SLOT_FREE || may_clear(&reaper, slot);
 }
 
 static void describe_owner(allot_slot *slot) {

@@ -56,7 +56,7 @@ static bool read_by_path(const allot_leases *leases, const allot_neighbour *othe
 typedef struct reading {
   unsigned count;
   uint8_t seats[MOST_PARTS];
-  struct iovec here[MOST_PARTS], there[MOST_PARTS];
+  struct iovec local[MOST_PARTS], remote[MOST_PARTS];
 } reading;
 
 static void add_part(const allot_leases *leases, reading *parts, int seat, size_t at, void *to,
@@ -64,8 +64,8 @@ static void add_part(const allot_leases *leases, reading *parts, int seat, size_
   const unsigned i = parts->count++;
   char *file = (char *)(uintptr_t)load(&leases->others[seat].file);
   parts->seats[i] = (uint8_t)seat;
-  parts->here[i] = (struct iovec){.iov_base = to, .iov_len = size};
-  parts->there[i] = (struct iovec){.iov_base = file + at, .iov_len = size};
+  parts->local[i] = (struct iovec){.iov_base = to, .iov_len = size};
+  parts->remote[i] = (struct iovec){.iov_base = file + at, .iov_len = size};
 }
 
 static uint64_t bit_of(int seat) {
@@ -78,17 +78,17 @@ static uint64_t read_parts(const allot_leases *leases, reading *parts) {
   uint64_t failed = 0;
   for (unsigned i = 0; i < parts->count;) {
     const unsigned left = parts->count - i;
-    ssize_t got = process_vm_readv(own, &parts->here[i], left, &parts->there[i], left, 0);
+    ssize_t got = process_vm_readv(own, &parts->local[i], left, &parts->remote[i], left, 0);
     bool is_forbidden = got < 0 && errno != EFAULT;
     for (; !is_forbidden && i < parts->count; i++) {
-      if (got < (ssize_t)parts->here[i].iov_len) break;
-      got -= (ssize_t)parts->here[i].iov_len;
+      if (got < (ssize_t)parts->local[i].iov_len) break;
+      got -= (ssize_t)parts->local[i].iov_len;
     }
     if (i == parts->count) break;
     const allot_neighbour *other = &leases->others[parts->seats[i]];
-    size_t at = (size_t)((char *)parts->there[i].iov_base - (char *)(uintptr_t)other->file);
+    size_t at = (size_t)((char *)parts->remote[i].iov_base - (char *)(uintptr_t)other->file);
     if (!is_forbidden ||
-        !read_by_path(leases, other, at, parts->here[i].iov_base, parts->here[i].iov_len)) {
+        !read_by_path(leases, other, at, parts->local[i].iov_base, parts->local[i].iov_len)) {
       failed |= bit_of(parts->seats[i]);
     }
     i++;
@@ -138,8 +138,8 @@ static void meet(allot_leases *leases, int seat, uint64_t serial) {
   close(descriptor);
 }
 
-static bool is_place(const allot_place_state *one) {
-  return one->state <= ALLOT_PLACE_HOLDING && one->slot < ALLOT_OWN_PLACES;
+static bool is_place(const allot_place_state *published) {
+  return published->state <= ALLOT_PLACE_HOLDING && published->slot < ALLOT_OWN_PLACES;
 }
 
 // No word of a time to come, or of places that cannot be.
@@ -237,7 +237,7 @@ static void note_distrust(const allot_leases *leases, int seat, bool is_distrust
 static bool any_lives(const allot_leases *leases, uint64_t serial, int64_t first, int count) {
   int descriptor = open_file(leases, serial);
   bool lives =
-      descriptor >= 0 && allot_slot_any_owned(descriptor, ALLOT_PLACE_LOCK_BASE + first, count);
+      descriptor >= 0 && allot_slot_any_owned(descriptor, ALLOT_LIFE_LOCK_BASE + first, count);
   if (descriptor >= 0) close(descriptor);
   return lives;
 }
@@ -342,8 +342,8 @@ static bool precedes(const allot_leases *leases, int author, int seat) {
   return (author < 0 ? leases->seat : author) < seat;
 }
 
-static bool is_same_lease(const word *one, const word *other) {
-  return one->epoch == other->epoch && one->seat == other->seat && one->slot == other->slot;
+static bool is_same_lease(const word *a, const word *b) {
+  return a->epoch == b->epoch && a->seat == b->seat && a->slot == b->slot;
 }
 
 static word newest_word(const allot_leases *leases, const allot_lease_state *state, uint64_t now) {
@@ -440,15 +440,15 @@ static int seat_holder(const allot_leases *leases, allot_lease_state *state, con
   int first = newest->names_us ? (int)newest->slot : (int)ALLOT_PLACES_OF(newest->seat);
   int last = newest->names_us ? first : first + 1;
   for (int place = first; place <= last; place++) {
-    allot_place_state *one = &state->places[place];
-    if (one->state < ALLOT_PLACE_WAITING) continue;
-    if (!newest->names_us && one->slot != newest->slot) continue;
-    if (newest->names_us && one->state == ALLOT_PLACE_WAITING) {
+    allot_place_state *named = &state->places[place];
+    if (named->state < ALLOT_PLACE_WAITING) continue;
+    if (!newest->names_us && named->slot != newest->slot) continue;
+    if (newest->names_us && named->state == ALLOT_PLACE_WAITING) {
       allot_seat_state *account = &state->seats[leases->seat];
       account->leases++;
       account->move_ns = 0;
     }
-    one->state = ALLOT_PLACE_HOLDING;
+    named->state = ALLOT_PLACE_HOLDING;
     return place;
   }
   return -1;
@@ -509,15 +509,15 @@ void neighbours_publish(const allot_leases *leases, allot_seat_buffer *buffer, u
                               .holder_seat = own.seat,
                               .holder_slot = own.slot};
   for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
-    allot_place_state one = state->places[place];
-    one.slot = (uint8_t)place;
-    if (one.state == ALLOT_PLACE_FREE) continue;
+    allot_place_state published = state->places[place];
+    published.slot = (uint8_t)place;
+    if (published.state == ALLOT_PLACE_FREE) continue;
     facts->taken++;
-    if (one.state == ALLOT_PLACE_HOLDING) facts->holding = one;
-    if (one.state != ALLOT_PLACE_WAITING) continue;
+    if (published.state == ALLOT_PLACE_HOLDING) facts->holding = published;
+    if (published.state != ALLOT_PLACE_WAITING) continue;
     facts->waiting++;
-    if (facts->first.state == ALLOT_PLACE_FREE || one.since_ns < facts->first.since_ns) {
-      facts->first = one;
+    if (facts->first.state == ALLOT_PLACE_FREE || published.since_ns < facts->first.since_ns) {
+      facts->first = published;
     }
   }
   facts->root = root;
@@ -532,9 +532,9 @@ bool neighbours_head(const allot_leases *leases, const allot_lease_state *state,
                                .running_ns = load(&own->running_ns)};
     return true;
   }
-  const allot_place_state *one = &state->places[place];
-  size_t at = offsetof(allot_leases_file, heads) + sizeof *head * (one->slot % ALLOT_OWN_PLACES);
-  const int seat = one->seat % (int)ALLOT_SEATS;
+  const allot_place_state *wanted = &state->places[place];
+  size_t at = offsetof(allot_leases_file, heads) + sizeof *head * (wanted->slot % ALLOT_OWN_PLACES);
+  const int seat = wanted->seat % (int)ALLOT_SEATS;
   reading parts = {.count = 0};
   if (leases->others[seat].file == NULL) return false;
   add_part(leases, &parts, seat, at, head, sizeof *head);

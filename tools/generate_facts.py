@@ -37,6 +37,7 @@ FACTS: Mapping[str, Callable[[], object]] = {
     # One seat is that of programs without a share.
     "device.shares": lambda: lease_layout.SEAT_UNBOOKED,
     "ledger.devices": lambda: layout.MAX_DEVICES,
+    "leases.places": lambda: lease_layout.OWN_PLACES,
     "ledger.slots": lambda: layout.MAX_SLOTS,
     "mps.shares": lambda: MPS_CLIENTS,
     "shim.entry-points": owned_entry_points,

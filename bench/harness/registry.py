@@ -322,6 +322,21 @@ BENCHES: Final = (
         base="pods without GPUs, stock",
     ),
     _scheduler(
+        "scale",
+        "scale",
+        90,
+        "What does a pod cost as a cluster grows, and what breaks first at 100,000 GPUs?",
+        needs=(Need.NUMPY,),
+    ),
+    _scheduler(
+        "shards",
+        "shards",
+        120,
+        "What do several schedulers, each for a part of the nodes, lose and gain?",
+        base="one scheduler",
+        needs=(Need.NUMPY,),
+    ),
+    _scheduler(
         "slow-bindings",
         "disruptions",
         90,

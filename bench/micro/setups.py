@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from allotment.devices.packing import read_machine
+from allotment.model.structs import replace
 
 GIB: Final = 1 << 30
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 from allotment.devices import geometries
 from allotment.devices.geometries import Geometry
 from allotment.model.mig import MigLayout, MigProfile, MigRequest, MigSlice
+from allotment.model.structs import replace
 from allotment.placement.mig import MigRefusal, choose
 
 Mix = Mapping[str, float]

@@ -9,8 +9,8 @@ a slice or else for a soft share, and "two" has two containers with a slice each
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
 
 from cut_nodes import cut_device, node_of, pod_of, slices
@@ -19,6 +19,7 @@ from mig_profiles import profiles
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 from bench.harness.options import Options
@@ -120,4 +121,4 @@ def slice_decisions(_rig: NoRig, options: Options) -> Iterator[Result]:
             run.refuse()
         run.cluster.check_invariants()
     for result in run.watch.results():
-        yield replace(result, name=f"{result.name}, {nodes:,} nodes")
+        yield dataclasses.replace(result, name=f"{result.name}, {nodes:,} nodes")

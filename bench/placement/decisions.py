@@ -13,7 +13,6 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from random import Random
 
 from allotment.model.clusters import (
@@ -27,6 +26,7 @@ from allotment.model.compute import Compute
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Request
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 from bench.harness.options import Options

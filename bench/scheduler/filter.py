@@ -7,12 +7,12 @@ import gc
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from allotment.dialects.own.registry import need_of
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, TakenPart
 from allotment.model.modes import SOFT
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder, Book
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.core.reservations import BookSettings
@@ -27,7 +27,7 @@ from bench.scheduler.cluster_shape import GIB, Scale, Spec, gpus_of, nodes, spec
 _CASES = ((1213, None, 10.0), (5000, 30_000, 50.0))
 
 
-class _Ignored:
+class Ignored:
     """Receives reports, and ignores them."""
 
     def refused(self, pod: ClusterPod, text: str, *, is_mistaken: bool) -> None:
@@ -98,7 +98,7 @@ def _many_containers(scale: Scale) -> Result:
     names = [each.name for each in inventories]
     asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
     heard = {"hard": to_cluster_pod(read_filter(asked).pod)}
-    extender = Extender(book, None, observer=_Ignored(), pods=heard.get)  # type: ignore[arg-type]
+    extender = Extender(book, None, observer=Ignored(), pods=heard.get)  # type: ignore[arg-type]
     took: list[float] = []
     for _ in range(scale.of(40)):
         began = time.perf_counter()
@@ -136,7 +136,7 @@ def _latency(scale: Scale, *, number: int, pods: int | None, target: float) -> I
     gc.collect()
     gc.freeze()
     heard: dict[str, ClusterPod] = {}
-    extender = Extender(book, None, observer=_Ignored(), pods=heard.get)  # type: ignore[arg-type]
+    extender = Extender(book, None, observer=Ignored(), pods=heard.get)  # type: ignore[arg-type]
     both: list[float] = []
     binds: list[float] = []
     for place in range(scale.of(1000)):

@@ -11,7 +11,6 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.model.clusters import (
@@ -22,6 +21,7 @@ from allotment.model.clusters import (
     PodBooking,
 )
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.extender.wire import read_preemption

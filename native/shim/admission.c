@@ -14,6 +14,9 @@
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
 #define BOUND_LENT_NS (500 * MICROSECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
+// In idle streams too, of more batches than these.
+#define BOUND_STREAMS_NS (200 * MILLISECOND)
+#define FEW_BATCHES 8
 #define BATCH_NS (150 * MICROSECOND)
 #define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
@@ -53,12 +56,19 @@ static int64_t room(const compute_device *at, uint64_t admitted_ns) {
   return (int64_t)(load(at->room_to_ns) - admitted_ns);
 }
 
-static bool fits(const compute_device *at, uint64_t dry, const admission *launch) {
+// Alone, what is queued in other streams may run at the same time: it holds up no idle stream. But
+// a share that comes back waits for all of it.
+static bool fits_alone(const compute_device *at, uint64_t ahead_ns, const launch_request *launch) {
+  if (ahead_ns <= BOUND_ALONE_NS) return true;
+  if (launch->now_ns <= load(*launch->free_ns)) return false;
+  return ahead_ns <= BOUND_STREAMS_NS || load(at->queued) <= FEW_BATCHES;
+}
+
+static bool fits(const compute_device *at, uint64_t dry, const launch_request *launch) {
   uint64_t ahead = dry - launch->now_ns, bound = load(at->bound_ns);
   if (bound < BOUND_ALONE_NS) {
     if (ahead > load(at->slack_ns) && ahead + launch->expected_ns > bound) return false;
-  } else if (ahead > bound && launch->now_ns <= load(*launch->free_ns)) {
-    // Alone, what is queued in other streams may run at the same time: it holds up no idle stream.
+  } else if (!fits_alone(at, ahead, launch)) {
     return false;
   }
   // It begins within the lease; waiting for an empty queue first would leave a gap and end it no
@@ -77,7 +87,7 @@ static void note_dry(compute_device *at, uint64_t admitted_ns, uint64_t now) {
 }
 
 // Lets a launch in whose batch is counted. `is_first`: nothing else is.
-static bool let_in(compute_device *at, const admission *launch, bool is_first) {
+static bool let_in(compute_device *at, const launch_request *launch, bool is_first) {
   if (__atomic_load_n(&at->gate, __ATOMIC_SEQ_CST) != GATE_OPEN || !is_current(at)) return false;
   if (launch->now_ns >= load(at->expires_ns)) return false;
   uint64_t seen = load(at->admitted_ns);
@@ -94,11 +104,11 @@ static bool let_in(compute_device *at, const admission *launch, bool is_first) {
   return true;
 }
 
-bool admission_join(compute_device *at, const admission *launch) {
+bool admission_join(compute_device *at, const launch_request *launch) {
   return let_in(at, launch, false);
 }
 
-static bool try_enter(compute_device *at, const admission *launch) {
+static bool try_enter(compute_device *at, const launch_request *launch) {
   uint64_t before = __atomic_fetch_add(&at->queued, 1, __ATOMIC_SEQ_CST);
   if (LIKELY(let_in(at, launch, before == 0))) return true;
   admission_leave(at);
@@ -206,7 +216,7 @@ void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now
   at->is_held = 1;
   at->epoch = lease->epoch;
   // A queue that waits may depend on a launch: how long it has, counts on.
-  if (load(at->waits) == 0) store(at->progress_ns, now);
+  if (load(at->is_stalled) == 0) store(at->progress_ns, now);
   store(at->idle_since_ns, now);
   allot_lease_beat(&at->leases, true, now);
   if (at->waiting_since_ns != 0) {
@@ -236,7 +246,7 @@ void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now
 // ---- being held back ----
 
 typedef struct attempt {
-  admission *launch;
+  launch_request *launch;
   uint64_t sleep_until_ns;  // after a failure
   uint32_t ticket;
 } attempt;
@@ -250,7 +260,7 @@ static void look(compute_device *at, uint64_t now) {
 }
 
 // Does the queue look as if it waited for this very launch?
-static bool is_stuck(const compute_device *at, const admission *launch) {
+static bool is_stuck(const compute_device *at, const launch_request *launch) {
   uint64_t now = launch->now_ns;
   if (load(at->queued) == 0) return false;
   uint64_t patience = STUCK_NS;
@@ -261,7 +271,7 @@ static bool is_stuck(const compute_device *at, const admission *launch) {
   return now > later(load(at->progress_ns), at->forced_ns) + patience;
 }
 
-static bool force(compute_device *at, const admission *launch) {
+static bool force(compute_device *at, const launch_request *launch) {
   at->forced_ns = launch->now_ns;
   __atomic_add_fetch(&at->queued, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&at->admitted_ns, launch->expected_ns, __ATOMIC_RELAXED);
@@ -324,7 +334,7 @@ static void pause_until(const compute_device *at, const attempt *of) {
   }
 }
 
-static bool wait_for_turn(compute_device *at, admission *launch) {
+static bool wait_for_turn(compute_device *at, launch_request *launch) {
   int error = errno;
   attempt of = {.launch = launch};
   bool entered = false, waited = false;
@@ -367,7 +377,7 @@ static void begin_burst(compute_device *at, uint64_t now) {
   allot_lease_tell_running(&at->leases, now);
 }
 
-bool admission_enter(compute_device *at, const admission *launch) {
+bool admission_enter(compute_device *at, const launch_request *launch) {
   bool begins = load(at->queued) == 0;
   if (begins) note_gap(at, launch->now_ns);
   if (UNLIKELY(!try_enter(at, launch))) return false;
@@ -379,7 +389,7 @@ bool admission_enter(compute_device *at, const admission *launch) {
   return true;
 }
 
-bool admission_wait(compute_device *at, admission *launch) {
+bool admission_wait(compute_device *at, launch_request *launch) {
   bool begins = load(at->queued) == 0;
   if (!wait_for_turn(at, launch)) return false;
   launch->now_ns = clock_ns();

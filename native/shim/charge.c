@@ -32,9 +32,9 @@ bool charge_try(process *own, int device, uint64_t bytes) {
 // Other processes and threads hold reservations for moments that turn out not to be needed (a pool
 // that does not grow after all): a refusal must not depend on having met one.
 static bool outlast_moments(process *own, int device, uint64_t bytes) {
-  static const long waits_us[] = {10, 40, 150, 400};
-  for (size_t i = 0; i < sizeof waits_us / sizeof *waits_us; i++) {
-    nanosleep(&(struct timespec){.tv_nsec = waits_us[i] * 1000}, NULL);
+  static const long pauses_us[] = {10, 40, 150, 400};
+  for (size_t i = 0; i < sizeof pauses_us / sizeof *pauses_us; i++) {
+    nanosleep(&(struct timespec){.tv_nsec = pauses_us[i] * 1000}, NULL);
     if (charge_try(own, device, bytes)) return true;
   }
   return false;

@@ -15,6 +15,9 @@
 _Alignas(64) char compute_nothing[64];
 #define NOTHING ((compute_state *)(void *)compute_nothing)
 
+_Static_assert(ALLOT_SLOT_LOCK_BASE + ALLOT_MAX_SLOTS <= ALLOT_PLACE_LOCK_BASE,
+               "no slot and place of a share have the same byte");
+
 static bool open_device(compute_state *all, int device) {
   compute_device *at = &all->devices[device];
   const allot_device_policy *policy = all->own->policies[device];
@@ -34,7 +37,7 @@ static bool open_device(compute_state *all, int device) {
   // Turns that are promised and cannot be taken: nothing may run there.
   if (error != 0) {
     at->place = PLACE_REFUSED;
-    say_unusable(directory, "turns", -error);
+    say_unusable(directory, "file of turns", -error);
   }
   at->has_turns = 1;
   return true;
@@ -74,7 +77,7 @@ static bool take_place(process *own, void *context) {
   compute_device *at = context;
   int error = allot_leases_join(&at->leases);
   if (error != 0) {
-    say_unusable(at->all->own->joined[at->device].ledger->directory, "turns", -error);
+    say_unusable(at->all->own->joined[at->device].ledger->directory, "file of turns", -error);
   }
   return error == 0;
 }

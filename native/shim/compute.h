@@ -62,7 +62,7 @@ typedef struct compute_device {
   uint64_t move_ns;           // to be told with the next charge
   uint64_t idle_since_ns;     // 0: busy
   uint32_t is_running;        // something of the queue has begun and not ended
-  uint32_t waits;             // nothing of it has, as the driver says
+  uint32_t is_stalled;        // nothing of it has begun, as the driver says
   uint64_t forced_ns;         // when a launch was last let through a stuck queue
 
   // Measuring.
@@ -164,20 +164,20 @@ static inline bool compute_is_recorded(const compute_state *all, CUstream stream
 // ---- admission.c ----
 
 // A launch that asks to be queued.
-typedef struct admission {
+typedef struct launch_request {
   uint64_t expected_ns;     // what it is expected to take
   uint64_t now_ns;          // before, and afterwards
   const uint64_t *free_ns;  // when its stream is expected to have done all
-} admission;
+} launch_request;
 
 // May a launch stand in a batch that is open? That batch is counted, and stays open: its stream's
 // lock is held.
-bool admission_join(compute_device *at, const admission *launch);
+bool admission_join(compute_device *at, const launch_request *launch);
 // May it begin another batch now? It is counted then.
-bool admission_enter(compute_device *at, const admission *launch);
+bool admission_enter(compute_device *at, const launch_request *launch);
 // Waits until it may, without its stream's lock. False: there are no turns any more; it is not
 // counted.
-bool admission_wait(compute_device *at, admission *launch);
+bool admission_wait(compute_device *at, launch_request *launch);
 // Something counted and nothing of it is under way any more.
 void admission_leave(compute_device *at);
 // So much of what was let in has ended.

@@ -38,6 +38,7 @@ static bool collect(const record *seen, void *context) {
       if (managed_whose(seen) != MANAGED_NOT) all->managed_bytes[seen->device] += seen->bytes;
       return true;
     case SPACE_MODULE:
+    case SPACE_LIBRARY:  // it stays loaded; the addresses of its variables are others' now
       return true;
     case SPACE_LIMIT:
       all->context_bytes[seen->device] += seen->bytes;

@@ -32,8 +32,8 @@ typedef struct reader {
   bool is_chain;  // so far
 } reader;
 
-static uint64_t sum_of(uint64_t one, uint64_t other) {
-  return one + other < one ? UINT64_MAX : one + other;
+static uint64_t sum_of(uint64_t a, uint64_t b) {
+  return a + b < a ? UINT64_MAX : a + b;
 }
 
 static void remember(reader *in, CUdeviceptr pointer, uint64_t bytes, int device) {
@@ -131,12 +131,12 @@ static bool read_edges(CUgraph graph, const CUgraphNode *nodes, size_t count, ch
   }
   qsort(links->places, count, sizeof(place), by_address);
   for (size_t i = 0; i < edges; i++) {
-    size_t one = index_of(links->places, count, links->from[i]);
-    size_t other = index_of(links->places, count, links->to[i]);
-    if (one == count || other == count) return false;
-    if (links->next[one] != count || links->has_previous[other]) return false;
-    links->next[one] = other;
-    links->has_previous[other] = true;
+    size_t from = index_of(links->places, count, links->from[i]);
+    size_t to = index_of(links->places, count, links->to[i]);
+    if (from == count || to == count) return false;
+    if (links->next[from] != count || links->has_previous[to]) return false;
+    links->next[from] = to;
+    links->has_previous[to] = true;
   }
   return true;
 }

@@ -48,7 +48,7 @@ static uint64_t take_uncharged(compute_device *at) {
 static void tell_habits(compute_device *at) {
   at->leases.burst_ns = load(at->burst_ns);
   at->leases.gap_ns = load(at->gap_ns);
-  at->leases.queue_waits = load(at->waits) != 0;
+  at->leases.is_stalled = load(at->is_stalled) != 0;
 }
 
 // Tells the lease what was used, and takes over how things stand. With the lease_lock held.
@@ -69,7 +69,7 @@ static void charge(compute_device *at, uint64_t now) {
 static bool release(compute_device *at, uint64_t now) {
   __atomic_store_n(&at->gate, GATE_SHUT, __ATOMIC_SEQ_CST);
   bool is_empty = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) == 0;
-  if (!is_empty && load(at->waits) == 0) return false;
+  if (!is_empty && load(at->is_stalled) == 0) return false;
   allot_lease lease;
   // Launches behind a queue that waits ask anew later. A wish at the same moment would count as
   // work without a gap: it would save time up, and end the next lease before anything runs in it.
@@ -119,7 +119,7 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
   if (at->is_held == 0 || at->is_moving != 0) return;
   if (queued != 0) {
-    if (load(at->waits) != 0 && load(at->is_contended) != 0) release(at, now);
+    if (load(at->is_stalled) != 0 && load(at->is_contended) != 0) release(at, now);
     return;
   }
   if (load(at->gate) == GATE_SHUT) give_way(at, now);
@@ -149,7 +149,7 @@ static bool is_suspended(const compute_device *at) {
 // Since when its work runs: what is charged should the process die. Of a queue that waits nothing
 // has begun.
 static uint64_t running_since(const compute_device *at, bool is_busy) {
-  return is_busy && load(at->waits) == 0 ? load(at->progress_ns) : 0;
+  return is_busy && load(at->is_stalled) == 0 ? load(at->progress_ns) : 0;
 }
 
 // Returns when to look again.
@@ -200,7 +200,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   // Nobody waits for the end of the work: others send a message when they do.
   bool is_watched =
       load(at->is_contended) != 0 || load(at->is_strict) != 0 || load(at->waiters) != 0 || !held;
-  if (!is_watched || (!held && load(at->waits) != 0)) return now + BEAT_NS / 2;
+  if (!is_watched || (!held && load(at->is_stalled) != 0)) return now + BEAT_NS / 2;
   uint64_t dry = admission_dry_ns(at), last = load(at->progress_ns);
   uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);
   if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;

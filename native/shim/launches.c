@@ -11,13 +11,13 @@
 // With the stream's lock held: no thread is cancelled meanwhile, since what is counted as queued is
 // to end.
 
-static admission admission_of(const stream_state *of, const batch_launch *launch) {
-  return (admission){
+static launch_request request_of(const stream_state *of, const batch_launch *launch) {
+  return (launch_request){
       .expected_ns = launch->expected_ns, .now_ns = launch->began_ns, .free_ns = &of->free_ns};
 }
 
 static bool enter(stream_state *of, batch_launch *launch) {
-  admission asked = admission_of(of, launch);
+  launch_request asked = request_of(of, launch);
   if (LIKELY(batch_prepare(of, launch))) return admission_join(of->at, &asked);
   launch->is_counted = admission_enter(of->at, &asked);
   return launch->is_counted;
@@ -25,7 +25,7 @@ static bool enter(stream_state *of, batch_launch *launch) {
 
 // Other threads may use the stream meanwhile, and wait for it.
 static bool wait_for_turn(stream_state *of, batch_launch *launch) {
-  admission asked = admission_of(of, launch);
+  launch_request asked = request_of(of, launch);
   uncancelled_begin();
   process_unlock(&of->lock);
   launch->is_counted = admission_wait(of->at, &asked);

@@ -62,8 +62,8 @@ static bool make_event(mark *made) {
 static mark *record_mark(stream_state *of) {
   mark *set = take_mark(of);
   if (set == NULL) return NULL;
-  bool is_there = set->event != NULL || make_event(set);
-  if (is_there && DRIVER(USED(cuEventRecord)(set->event, of->stream)) == CUDA_SUCCESS) return set;
+  bool has_event = set->event != NULL || make_event(set);
+  if (has_event && DRIVER(USED(cuEventRecord)(set->event, of->stream)) == CUDA_SUCCESS) return set;
   give_back(&of->at->all->marks, set);
   return NULL;
 }

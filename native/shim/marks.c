@@ -218,9 +218,15 @@ static bool must_mark_at_once(const stream_state *of) {
   return (uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->streams, __ATOMIC_RELAXED) > 1;
 }
 
+// The driver refused it. Others that waited meanwhile are owed that time: a program whose launches
+// fail again and again would else stay furthest behind, and keep the device idle.
 static void refuse(stream_state *of, const batch_launch *launch) {
-  admission_undo(of->at, launch->expected_ns);
-  if (launch->is_counted) admission_leave(of->at);
+  compute_device *at = of->at;
+  admission_undo(at, launch->expected_ns);
+  if (launch->is_counted && __atomic_load_n(&at->is_contended, __ATOMIC_RELAXED) != 0) {
+    admission_spend(at, clock_ns() - launch->began_ns);
+  }
+  if (launch->is_counted) admission_leave(at);
   if (of->open != NULL && of->open->launches == 0) abandon_batch(of);
 }
 
@@ -469,12 +475,12 @@ static stream_state *first_active(compute_device *at) {
 }
 
 // What is queued behind a copy or a wait of the host has not begun: the device is not used.
-static void note_running(compute_device *at, bool is_running, bool waits, uint64_t now) {
-  if (is_running && __atomic_load_n(&at->waits, __ATOMIC_RELAXED) != 0) {
+static void note_running(compute_device *at, bool is_running, bool is_stalled, uint64_t now) {
+  if (is_running && __atomic_load_n(&at->is_stalled, __ATOMIC_RELAXED) != 0) {
     __atomic_store_n(&at->progress_ns, now, __ATOMIC_RELAXED);
   }
   __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
-  __atomic_store_n(&at->waits, waits, __ATOMIC_RELAXED);
+  __atomic_store_n(&at->is_stalled, is_stalled, __ATOMIC_RELAXED);
 }
 
 uint64_t marks_collect(compute_device *at, uint64_t now) {
@@ -488,10 +494,10 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) is_open = true;
     if (oldest == NULL) continue;
     if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
-      if (oldest->launches != 0) {  // it runs, as far as is known
-        begun += oldest->expected_ns;
-        is_running = true;
-      }
+      is_left = true;
+      if (oldest->launches == 0) continue;
+      begun += oldest->expected_ns;
+      if (oldest->has_not_begun == 0) is_running = true;  // as far as is known
       continue;
     }
     of->polled_ns = now;
@@ -510,9 +516,9 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     if (oldest != NULL) is_left = true;
     if (oldest == NULL || oldest->launches == 0) continue;
     begun += oldest->expected_ns;
-    if (is_overdue && !is_running) {
-      is_running = DRIVER(USED(cuEventQuery)(oldest->start->event)) == CUDA_SUCCESS;
-    }
+    oldest->has_not_begun = is_overdue && !is_running &&
+                            DRIVER(USED(cuEventQuery)(oldest->start->event)) != CUDA_SUCCESS;
+    if (is_overdue && oldest->has_not_begun == 0) is_running = true;
   }
   note_running(at, is_running, is_overdue && is_left && !is_running && !is_open, now);
   retire_idle(at, now);

@@ -69,6 +69,7 @@ typedef struct batch {
   uint64_t submit_ns;  // between the mark and the launch, with nothing to run meanwhile
   uint8_t is_late;     // its end was marked after the work may have ended
   uint8_t began_idle;
+  uint8_t has_not_begun;  // when it was asked for last
   // What each launch changes.
   _Alignas(64) uint64_t expected_ns;  // all of it
   uint32_t launches;                  // 0: a copy. Else it is counted as queued until it has ended

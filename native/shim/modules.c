@@ -114,7 +114,7 @@ static bool put(process *own, const record *added) {
 }
 
 // Names of C++ templates have any length. 0: the driver has no such variable.
-static CUdeviceptr address_of(module_visit *visit, const char *name, size_t length) {
+static CUdeviceptr address_of(module_visit *visit, const char *name, size_t length, size_t *bytes) {
   char brief[NAME_BYTES], *copy = length < sizeof brief ? brief : malloc(length + 1);
   if (copy == NULL) {
     visit->failed = true;
@@ -123,8 +123,7 @@ static CUdeviceptr address_of(module_visit *visit, const char *name, size_t leng
   memcpy(copy, name, length);
   copy[length] = '\0';
   CUdeviceptr address = 0;
-  size_t actual;
-  bool is_found = visit->find(visit->handle, copy, &address, &actual) == CUDA_SUCCESS;
+  bool is_found = visit->find(visit->handle, copy, &address, bytes) == CUDA_SUCCESS;
   if (copy != brief) free(copy);
   return is_found ? address : 0;
 }
@@ -133,8 +132,10 @@ static void keep_variable(void *context, const char *name, size_t length, uint64
   module_visit *visit = context;
   module_request *request = visit->request;
   process *own = request->at.own;
-  CUdeviceptr address = address_of(visit, name, length);
+  size_t actual = 0;
+  CUdeviceptr address = address_of(visit, name, length, &actual);
   if (address == 0) return;
+  if (actual > bytes) bytes = actual;  // of an expression the image's reader knows the start alone
   bool is_small = bytes < SMALL_LIMIT;
   record known;
   if (records_find(&own->records, SPACE_POINTER, address, &known)) return;  // named twice
@@ -175,8 +176,11 @@ static bool module_keep(module_request *request, record_space space, void *handl
   bool fits = put(own, &whole) && !visit.failed;
   if (visit.charged > request->reserved) {
     uint64_t more = visit.charged - request->reserved;
-    if (charge_acquire(own, request->at.device, more)) request->reserved += more;
-    fits = fits && visit.charged <= request->reserved;
+    if (!charge_acquire(own, request->at.device, more)) {
+      charge_force(own, request->at.device, more);  // until it is given back below
+      fits = false;
+    }
+    request->reserved += more;
   }
   if (visit.charged < request->reserved) {
     charge_release(own, request->at.device, request->reserved - visit.charged);

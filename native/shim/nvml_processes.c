@@ -79,12 +79,12 @@ static nvmlReturn_t fill(const lists *asked, nvmlReturn_t real_result, nvmlProce
   if (room < all.count) return NVML_ERROR_INSUFFICIENT_SIZE;
   if (old == NULL && list == NULL) return NVML_ERROR_INVALID_ARGUMENT;
   for (unsigned i = 0; i < all.count; i++) {
-    const member *one = &all.members[i];
+    const member *listed = &all.members[i];
     if (old != NULL) {
-      old[i] = (nvmlProcessInfo_v1_t){.pid = one->pid, .usedGpuMemory = one->bytes};
+      old[i] = (nvmlProcessInfo_v1_t){.pid = listed->pid, .usedGpuMemory = listed->bytes};
     } else {
-      list[i] = (nvmlProcessInfo_v2_t){.pid = one->pid,
-                                       .usedGpuMemory = one->bytes,
+      list[i] = (nvmlProcessInfo_v2_t){.pid = listed->pid,
+                                       .usedGpuMemory = listed->bytes,
                                        .gpuInstanceId = NVML_NO_INSTANCE,
                                        .computeInstanceId = NVML_NO_INSTANCE};
     }

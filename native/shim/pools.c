@@ -253,6 +253,19 @@ void pools_reset(process *own, int device) {
 
 // ---- pools themselves ----
 
+// The driver gives a new pool the handle of one that went with its context, of whatever place.
+static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
+  pool_state *gone = pool_find(own, handle);
+  if (gone != NULL && gone->device == POOL_UNCHARGED) {
+    __atomic_store_n(&gone->taken, 0, __ATOMIC_RELEASE);
+  } else if (gone != NULL) {
+    process_lock(&own->devices[gone->device].pool_lock);
+    if (gone->handle == handle) pool_bury(own, gone);  // else it is being destroyed now
+    process_unlock(&own->devices[gone->device].pool_lock);
+  }
+  return add_pool(own, handle, device);
+}
+
 // A pool of memory that is not understood can be made: nothing is allocated from it.
 CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties)) {
   if (!governed()) return REAL(cuMemPoolCreate)(pool, properties);
@@ -261,9 +274,8 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
   UNCANCELLED;
   CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
   if (result != CUDA_SUCCESS) return result;
-  if (pool_device(own, &properties->location, properties->allocType) < POOL_UNCHARGED)
-    return result;
-  if (learn(own, *pool, &properties->location, properties->allocType) != NULL) return result;
+  int device = pool_device(own, &properties->location, properties->allocType);
+  if (device < POOL_UNCHARGED || add_new_pool(own, *pool, device) != NULL) return result;
   DRIVER(REAL(cuMemPoolDestroy)(*pool));
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -275,7 +287,7 @@ CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
   UNCANCELLED;
   CUresult result = DRIVER(REAL(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags));
   process *own = result == CUDA_SUCCESS && governed() ? process_state() : NULL;
-  if (own == NULL || add_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
+  if (own == NULL || add_new_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
   DRIVER(REAL(cuMemPoolDestroy)(*pool));
   return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -77,11 +77,11 @@ static bool add_below(share_list *list, int folder) {
   long got;
   while ((got = syscall(SYS_getdents64, folder, buffer, sizeof buffer)) > 0) {
     for (long at = 0; at < got;) {
-      const entry *one = (const entry *)(const void *)(buffer + at);
+      const entry *below = (const entry *)(const void *)(buffer + at);
       char directory[LONGEST];
-      snprintf(directory, sizeof directory, ALLOT_SHARE_PATH "/%s", one->name);
-      if (one->name[0] != '.') add(list, directory);
-      at += one->size;
+      snprintf(directory, sizeof directory, ALLOT_SHARE_PATH "/%s", below->name);
+      if (below->name[0] != '.') add(list, directory);
+      at += below->size;
     }
   }
   return got == 0;

@@ -32,17 +32,20 @@ def atomic_write(path: Path, content: bytes | str, *, mode: int | None = None) -
 _BLOCK = 4096
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, *, most: int | None = None) -> bytes:
     """Read a small file without Python's buffer, which costs more than the file.
 
-    For the files of many shares and processes. Raises `OSError`.
+    For the files of many shares and processes. `most`: bytes, after which no more is read, in one
+    that others can make long. Raises `OSError`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = os.read(descriptor, _BLOCK)
-        while more := os.read(descriptor, 16 * _BLOCK):
-            content += more
-        return content
+        blocks = [os.read(descriptor, _BLOCK)]
+        size = len(blocks[0])
+        while (most is None or size < most) and (more := os.read(descriptor, 16 * _BLOCK)):
+            blocks.append(more)
+            size += len(more)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
     finally:
         os.close(descriptor)
 

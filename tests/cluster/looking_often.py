@@ -8,10 +8,10 @@ command, which has no option for that because nobody waits for it but tests.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from allotment.cli.scheduler import command
 from allotment.cli.scheduler_options import SchedulerOptions
+from allotment.model.structs import replace
 from allotment.scheduler.running import run
 
 LOOK_S = 2.0

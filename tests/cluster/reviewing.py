@@ -15,7 +15,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from testbed.waiting import wait_until
 from allotment.dialects.foreign.settings import foreign_dialects
 from allotment.kube.clients import connect
 from allotment.kube.quotas import FollowedQuotas
+from allotment.model.structs import replace
 from allotment.scheduler.admission.webhook import WebhookSettings
 from allotment.scheduler.core.quota import QuotaBook
 from allotment.scheduler.feed import QuotaFeed

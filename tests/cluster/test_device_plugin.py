@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -33,6 +33,7 @@ from allotment.agent.plugin.serving import OfferedResource
 from allotment.agent.resources import Resource, Slot
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError
 from allotment.model.pods import Owner, Pod
+from allotment.model.structs import replace
 from allotment.shares.cdi import CDI_VERSION, KIND, spec_name, write_spec
 
 SHARE = "tests.allotment.dev/share"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mig_hands import look, made_by_hand, on_first
 
 from allotment.devices.mig_machine import MigDevice
 from allotment.devices.simulated import SimulatedMachine, machine_path
+from allotment.model.structs import replace
 from allotment.modes.mig.apply import counts_of
 from allotment.modes.mig.journal import Journal, SliceRecord
 from allotment.modes.mig.slices import Slices

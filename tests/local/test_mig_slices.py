@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ from allotment.model.mig import MigGpu
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.requests import whole_devices
 from allotment.model.shares import Injection, ShareId
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import Journal, without_own
 from allotment.modes.mig.slices import Slices
 from allotment.shares.folders import StateFolder

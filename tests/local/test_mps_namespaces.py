@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from patience import wait_until
 
 from allotment.devices.compute_modes import ComputeMode
 from allotment.libraries import SIMULATED, library_path
+from allotment.model.structs import replace
 from allotment.modes.mps.control import (
     Control,
     MpsUnreachableError,

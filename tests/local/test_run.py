@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from patience import wait_until
 
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from allotment.model.modes import MIG
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import Journal, SliceRecord, Stage, new_id
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder

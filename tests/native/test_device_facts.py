@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("native_dir")
 
 def test_a_machine_tells_its_driver_and_its_gpus(machine: Callable[[str], Path]) -> None:
     path = machine("a100-80gb:2,t4,rtx4090")
-    facts = FactReader(machine=path).read()
+    facts = FactReader(machine=path, patience_s=60).read()
     described = SimulatedMachine(path).devices()
     assert (facts.driver_version, facts.cuda_version) == ("580.95.05", (13, 0))
     assert facts.problems == ()
@@ -43,7 +43,7 @@ def test_a_machine_tells_its_driver_and_its_gpus(machine: Callable[[str], Path])
 
 @pytest.mark.parametrize("key", sorted(MODELS))
 def test_every_model_has_facts(machine: Callable[[str], Path], key: str) -> None:
-    (device,) = FactReader(machine=machine(key)).read().devices
+    (device,) = FactReader(machine=machine(key), patience_s=60).read().devices
     model = MODELS[key]
     assert (device.name, device.memory_mib) == (model.name, model.memory_mib)
     assert device.is_mig_capable == (model.mig is not None)
@@ -94,7 +94,10 @@ def test_a_gpu_that_falls_silent_keeps_its_facts(machine: Callable[[str], Path])
 
 
 def test_two_machines_do_not_mix(machine: Callable[[str], Path]) -> None:
-    one, other = FactReader(machine=machine("t4:2")), FactReader(machine=machine("h200"))
+    one, other = (
+        FactReader(machine=machine("t4:2"), patience_s=60),
+        FactReader(machine=machine("h200"), patience_s=60),
+    )
     for _ in range(3):
         assert [each.name for each in one.read().devices] == ["Tesla T4"] * 2
         assert [each.name for each in other.read().devices] == ["NVIDIA H200"]
@@ -104,7 +107,7 @@ def test_a_driver_that_is_not_there_is_told_and_asked_again(
     machine: Callable[[str], Path],
 ) -> None:
     path = machine("t4")
-    reader = FactReader(machine=path)
+    reader = FactReader(machine=path, patience_s=60)
     faults.set_driver_fault(path, nvml_not_loaded=True)
     with pytest.raises(NoDevicesError):
         reader.read()

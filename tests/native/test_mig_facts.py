@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
 from allotment.model.mig import MigGpu
+from allotment.model.structs import replace
 
 pytestmark = pytest.mark.usefixtures("native_dir")
 
@@ -94,7 +94,7 @@ def test_a_compute_instance_takes_all_of_a_7g(machine: Callable[[str], Path]) ->
 
     path = machine("h100-80gb")
     assert str(ask(path, question)).startswith("MIG-")
-    [device] = FactReader(machine=path).read().devices
+    [device] = FactReader(machine=path, patience_s=60).read().devices
     assert device.migs is not None
     assert [(each.gi_slices, each.ci_slices) for each in device.migs] == [(7, 7)]
 
@@ -147,7 +147,7 @@ def test_mig_devices_are_among_the_nodes_facts(machine: Callable[[str], Path]) -
             make(device, "1g.10gb+me", 3)
 
     ask(path, question)
-    reader = FactReader(machine=path)
+    reader = FactReader(machine=path, patience_s=60)
     split, whole = reader.read().devices
     assert (split.is_mig_enabled, whole.is_mig_enabled, whole.migs) == (True, False, None)
     assert split.migs is not None

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from allotment.devices.nvml import Nvml
 from allotment.devices.simulated import SimulatedMachine
 from allotment.devices.sources import Problem, Reading
 from allotment.model.errors import NoDevicesError, StateError
+from allotment.model.structs import replace
 
 pytestmark = pytest.mark.usefixtures("native_dir")
 

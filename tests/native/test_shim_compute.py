@@ -6,18 +6,22 @@ What each case checks is said in its C function; a case ends with 0 and without 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import select
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from allotment.devices.packing import read_machine
+from allotment.model.structs import replace
 from shim_hosts import Share, ShimHosts, case_names
 
 if TYPE_CHECKING:
@@ -64,6 +68,9 @@ CANCELLED = {
     "a_cancelled_thread_launches_first",
 }
 NOT_UNDER = {"thread": {"forks_while_launching"}, "address,undefined": CANCELLED}
+# native/lease.h
+PLACES = 128
+PLACE_LOCK_BASE = 0x50000000
 #: How often a figure is measured at most.
 WINDOWS = 10
 #: What each case's share is promised, if not the whole device.
@@ -322,6 +329,23 @@ def test_turns_that_cannot_be_opened_mean_no_launch(turns: Turns, shim_hosts: Sh
     assert "802" in done.stderr
 
 
+def test_no_place_left_means_no_launch(turns: Turns, shim_hosts: ShimHosts) -> None:
+    share, _ = turns.share("one", "50")
+    command: list[str | Path] = [shim_hosts.program("host_launch"), "run", "0.1", "1000"]
+    with (share.directory / "usage").open("r+b") as usage:
+        # As so many processes that compute: struct flock {type, whence, start, length, pid}.
+        places = struct.pack(
+            "hhxxxxqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, PLACE_LOCK_BASE, PLACES, 0
+        )
+        fcntl.fcntl(usage, fcntl.F_OFD_SETLK, places)
+        done = shim_hosts.run(command, shim_hosts.environment(share))
+        assert done.returncode != 0
+        assert "802" in done.stderr
+        assert "has no room for another process; end some" in done.stderr
+    done = shim_hosts.run(command, shim_hosts.environment(share))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_figures_are_counted(turns: Turns, load: Callable[..., Load]) -> None:
     from allotment import ledger
 
@@ -438,6 +462,28 @@ def test_a_queue_that_waits_for_the_host_keeps_no_turn(
     finally:
         waits.kill()
         waits.communicate()
+
+
+@pytest.mark.measured
+def test_launches_that_fail_are_charged_while_others_wait(
+    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+) -> None:
+    """A share that is charged nothing stays furthest behind, and keeps the device idle."""
+    from allotment import ledger
+
+    load(turns.share("other", "90:100")[0], 2 * MS)
+    share, _ = turns.share("fails", "10:100")
+    fails = subprocess.Popen(
+        [str(shim_hosts.program("host_brief")), "refused", "20", str(MS), "0"],
+        env=shim_hosts.environment(share),
+    )
+    try:
+        while ledger.read(share.directory).devices[0].gpu_ns < 20 * MS:
+            assert fails.poll() is None, "it was charged for its only kernel alone"
+            time.sleep(0.05)
+    finally:
+        fails.kill()
+        fails.communicate()
 
 
 @pytest.mark.measured

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from mig_profiles import MODELS, piece, profiles
@@ -22,6 +21,7 @@ from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Request
+from allotment.model.structs import replace
 
 GIB = 1 << 30
 NOTHING_SAID = MemoryAmount("0", size_bytes=0)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from allotment.model.devices import Device, DeviceSlice
+from allotment.model.structs import replace
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from allotment.agent.allocation import Tenants
@@ -29,6 +29,7 @@ from allotment.model.errors import (
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.placing import ShareOrder, fresh_id
 from allotment.shares.pods import NodePolicy
 

@@ -47,16 +47,14 @@ UNKNOWN = 999
 T = TypeVar("T")
 
 
-class LiveState(NodeState):
+class LiveState(NodeState, kw_only=True):
     """The state of a node whose devices are read when they are asked for."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        super().__init__()
+    node: Node
 
-    @property
+    @property  # type: ignore[misc] # in place of a field
     def devices(self) -> Mapping[str, Device]:
-        return {each.uuid: each for each in self._node.devices()}
+        return {each.uuid: each for each in self.node.devices()}
 
     @devices.setter
     def devices(self, devices: Mapping[str, Device]) -> None:
@@ -72,7 +70,7 @@ class Node:
         self.spec = spec
         self.folder = StateFolder(root / "state")
         self.uuids = [each.uuid for each in self.devices()]
-        self.state = LiveState(self)
+        self.state = LiveState(node=self)
         self.configure(rules)
         self.kubelet = KubeletTwin(self.state.offer)
         self.pods = PodsTwin()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from scheduler_twin import cluster_pod, node, pod_json
@@ -14,6 +13,7 @@ from scheduler_twin import cluster_pod, node, pod_json
 from allotment.dialects.own.registry import need_of
 from allotment.kube.quotas import Budget, against
 from allotment.model.clusters import ClusterPod, PodBooking, Protected
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder, Book
 from allotment.scheduler.core.cluster_events import ClusterEventHandler
 from allotment.scheduler.core.nominations import NominatedCluster

@@ -8,7 +8,6 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from allotment.model.clusters import ClusterPod, NamespaceQuota, PodBooking
 from allotment.model.pods import PodUid
 from allotment.model.quantities import parse_whole
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.book import BindOrder, Book

@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from allotment.kube.errors import ConflictError, KubeError
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, PodBooking, PodNeed
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.reservations import BookSettings

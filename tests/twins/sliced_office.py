@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 from mig_profiles import profiles
@@ -14,6 +13,7 @@ from scheduler_twin import GIB, Bindery, Told, cluster_pod_of, pod_json
 from allotment.dialects.own.placement import PLACEMENT, read_booking
 from allotment.dialects.own.registry import NeedSettings
 from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, NodeMig
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.quota import QuotaBook

@@ -9,7 +9,7 @@ import pytest
 RACE = """\
 import sys, threading
 import msgspec
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 sys.setswitchinterval(1e-6)
 for number in range(60):

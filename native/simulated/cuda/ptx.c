@@ -105,6 +105,13 @@ static uint64_t read_dimensions(reader *in) {
     if (end == in->at) length = count_initial_values(in->at);
     in->at = end;
     if (__builtin_mul_overflow(count, length, &count)) count = UINT64_MAX / 2;
+    for (skip(in); *in->at == '*'; skip(in)) {  // of constant expressions, products
+      in->at++;
+      skip(in);
+      length = strtoull(in->at, &end, 0);
+      in->at = end;
+      if (__builtin_mul_overflow(count, length, &count)) count = UINT64_MAX / 2;
+    }
     in->at += strcspn(in->at, "]");
     if (*in->at == ']') in->at++;
   }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
+// sources: ledger.c lease.c lease_places.c neighbours.c lease_core.c lease_view.c contract.c
 // Places: they outlive closed descriptors, end with their process and not with its children's, run
 // out with a clear error. Seats: who has lost one goes on as best effort. Damaged files are
 // refused.
 #include <stddef.h>
 
+#include "../../ledger.h"
 #include "lease_test.h"
 
 static allot_lease_state state;
@@ -229,6 +230,28 @@ static void places_run_out_and_come_back(void) {
   }
   CHECK(look(&one_more).alone && want(&one_more).held);
   allot_leases_close(&one_more);
+  remove_device();
+}
+
+// Both are bytes of one file. A place must not make the slot of a process that ended look alive:
+// its memory would stay charged.
+static void places_are_no_slots(void) {
+  make_device();
+  snprintf(lock_path, sizeof lock_path, "%s/usage", device);
+  const allot_policy policy = {.device_count = 1, .devices = {{.memory_limit = 1000}}};
+  CHECK(allot_ledger_create(device, &policy) == 0);
+  allot_ledger ended, looker;
+  CHECK(allot_ledger_open(&ended, device) == 0 && allot_ledger_open(&looker, device) == 0);
+  CHECK(allot_ledger_attach(&ended) == 0 && allot_ledger_reserve(&ended, 0, 400));
+  allot_ledger_close(&ended);
+  allot_leases own;
+  join_seat(&own, take_seat(ANYTHING_GOES));
+  CHECK(!allot_ledger_slot_alive(&looker, 0));
+  CHECK(allot_ledger_clear(&looker, 0) == 0 && allot_ledger_clear(&looker, UINT64_MAX) == 1);
+  CHECK(allot_ledger_used(&looker, 0) == 0);
+  CHECK(allot_ledger_attach(&looker) == 0 && looker.slot == 0 && own.place == 0);
+  allot_leases_close(&own);
+  allot_ledger_close(&looker);
   remove_device();
 }
 
@@ -503,6 +526,7 @@ int main(void) {
   a_prolonged_lease_lasts();
   ceilings_are_told();
   places_run_out_and_come_back();
+  places_are_no_slots();
   suspended_shares_get_no_lease();
   slow_ns = 0;
   closing_all_descriptors_keeps_the_place();

@@ -288,7 +288,7 @@ static void a_queue_that_waits_and_its_neighbour_believe_each_other(void) {
   }
   allot_leases *leases = &waits.leases;
   leases->launch_ns = MS;
-  leases->queue_waits = true;
+  leases->is_stalled = true;
   const uint64_t began = monotonic_ns();
   uint64_t asks_ns = began, ends_ns = began + 30 * MS;
   for (uint64_t now = began; now < began + 40000 * MS; now += MS) {

@@ -8,6 +8,7 @@
 //   host_brief gaps SECONDS NANOSECONDS GAP kernels that are waited for, and a gap after each
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
 //   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
+//   host_brief refused SECONDS NANOSECONDS WAIT   a kernel, and launches that the driver refuses
 //   host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
 //
 // Prints how many nanoseconds of kernels it has run, and in how many.
@@ -70,6 +71,22 @@ static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
   return had;
 }
 
+// ---- launches that fail ----
+
+static uint64_t run_refused(double seconds, uint64_t ns) {
+  CUfunction function = spin_function();
+  void *parameters[] = {&ns};
+  uint64_t end = now_ns() + (uint64_t)(seconds * 1e9);
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  run_in(function, ns, stream);
+  while (now_ns() < end) {
+    EXPECT(cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, stream, parameters, NULL) != 0);
+    if (wait_ns > 0) pause_ns(wait_ns);
+  }
+  return ns;
+}
+
 // ---- a burst after idling ----
 
 #define MOST_STREAMS 64
@@ -98,8 +115,10 @@ int main(int argc, char **argv) {
   if (argc == 3) had = run_one(spin_function(), strtoull(argv[2], NULL, 10));
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
   bool runs_ahead = strcmp(argv[1], "ahead") == 0;
-  if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
-    wait_ns = strtoull(argv[4], NULL, 10);
+  if (argc == 5) wait_ns = strtoull(argv[4], NULL, 10);
+  if (argc == 5 && strcmp(argv[1], "refused") == 0) {
+    had = run_refused(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
+  } else if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
     had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), runs_ahead);
   } else if (argc == 5 && strcmp(argv[1], "burst") == 0) {
     had = run_burst(atoi(argv[2]), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));

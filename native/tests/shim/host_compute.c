@@ -410,6 +410,25 @@ static void a_thousand_streams(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 60, "1000 streams");
 }
 
+// A share that comes back waits for all that is queued.
+static void long_kernels_of_many_streams_queue_little(void) {
+  enum { STREAMS = 64 };
+  CUstream streams[STREAMS];
+  begin();
+  for (int i = 0; i < STREAMS; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 3; i++) {
+    spin(function, 20 * MS, stream);
+    OK(cuStreamSynchronize(stream));
+  }
+  const uint64_t before = truth_ns();
+  for (uint64_t i = 0; i < STREAMS; i++) {
+    spin(function, 20 * MS, streams[i]);
+    const uint64_t queued_ns = (i + 1) * 20 * MS - (truth_ns() - before);
+    if (queued_ns > 300 * MS) FAIL("%.0f ms are queued", (double)queued_ns / 1e6);
+  }
+  OK(cuCtxSynchronize());
+}
+
 static void contexts_go_with_work_queued(void) {
   for (int round = 0; round < 5; round++) {
     begin();
@@ -462,6 +481,7 @@ static const test_case cases[] = {
     {"the_programs_own_events_are_right", the_programs_own_events_are_right},
     {"refused_launches_leave_nothing", refused_launches_leave_nothing},
     {"a_thousand_streams", a_thousand_streams},
+    {"long_kernels_of_many_streams_queue_little", long_kernels_of_many_streams_queue_little},
     {"contexts_go_with_work_queued", contexts_go_with_work_queued},
     {"two_contexts_at_once", two_contexts_at_once},
     {NULL, NULL},

@@ -4,6 +4,8 @@
 // `host_launch run SECONDS NANOSECONDS` keeps the device as busy as it may, prints "ready", and
 // then every 100 ms how many nanoseconds of kernels it has had.
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -65,6 +67,44 @@ static void a_callback_waits_for_another_stream(void) {
   __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
   OK(cuStreamSynchronize(stream));
   expect_soon(begun);
+}
+
+// As the messages of a neighbour do.
+static void *wake_the_keeper(void *unused) {
+  char path[1200];
+  snprintf(path, sizeof path, "%s/seat-0", share.directory);
+  int descriptor = open(path, O_RDWR | O_CLOEXEC);
+  allot_leases_file *file =
+      mmap(NULL, sizeof *file, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  EXPECT(file != MAP_FAILED);
+  close(descriptor);
+  uint32_t *word = &file->heads[0].wake;
+  while (__atomic_load_n(&told, __ATOMIC_SEQ_CST) == 0) {
+    __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    pause_ns(300 * US);
+  }
+  return NULL;
+}
+
+// A launch that is held back is let through when nothing gets on, and not only when what is queued
+// was expected to end.
+static void a_callback_waits_behind_a_long_kernel(void) {
+  pthread_t waker;
+  begin();
+  spin(function, 2000 * MS, stream);  // all later ones are expected to take so long
+  OK(cuStreamSynchronize(stream));
+  settled(&share.usage->devices[0].gpu_ns);
+  OK(cuLaunchHostFunc(stream, wait_until_told, NULL));
+  spin(function, MS, stream);
+  OK(pthread_create(&waker, NULL, wake_the_keeper, NULL));
+  uint64_t begun = now_ns();
+  spin(function, MS, stream);
+  uint64_t waited = now_ns() - begun;
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(waker, NULL));
+  OK(cuStreamSynchronize(stream));
+  if (waited > 1000 * MS) FAIL("let through after %u ms", (unsigned)(waited / MS));
 }
 
 static void *launch_later(void *flag) {
@@ -385,6 +425,7 @@ static int run_load(double seconds, uint64_t ns) {
 static const test_case cases[] = {
     {"a_callback_waits_for_a_launch", a_callback_waits_for_a_launch},
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
+    {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // VMM, arrays, modules and graphs: what they hold of a GPU is charged once and given back.
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include "host.h"
+#include "waiting.h"
 
 #define CONTEXT context_cost()
 
@@ -357,13 +357,6 @@ static void no_more_of_a_refused_list_is_read_than_the_driver_reads(void) {
 
 // ---- threads, while one waits for the memory of the dead ----
 
-typedef struct waiter {
-  CUresult (*call)(void);
-  CUcontext context;
-  CUresult result;
-  bool has_ended;
-} waiter;
-
 static CUresult create_context(void) {
   CUcontext made;
   const CUresult result = cuCtxCreate_v2(&made, 0, 0);
@@ -374,31 +367,17 @@ static CUresult raise_limit(void) {
   return cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB + CONTEXT);
 }
 
-static void *call_and_wait(void *argument) {
-  waiter *of = argument;
-  OK(cuCtxSetCurrent(of->context));
-  of->result = of->call();
-  __atomic_store_n(&of->has_ended, true, __ATOMIC_RELEASE);
-  return NULL;
-}
-
 // Others make and leave contexts meanwhile: no lock is held.
 static void wait_beside_others(CUresult (*call)(void)) {
   simulation.machine->faults.release_us = 600 * 1000000u;
   be_killed_with(limit_of(0) - 2 * CONTEXT - 2 * MIB);
-  waiter of = {.call = call, .context = start_on(0)};
-  pthread_t thread;
-  OK(pthread_create(&thread, NULL, call_and_wait, &of));
-  for (int i = 0; i < 200; i++) {
-    CUcontext retained;
-    OK(cuDevicePrimaryCtxRetain(&retained, 0));
-    OK(cuDevicePrimaryCtxRelease_v2(0));
-    usleep(1000);
-    EXPECT(!__atomic_load_n(&of.has_ended, __ATOMIC_ACQUIRE));
-  }
+  waiting_call waiting;
+  CUcontext context = start_on(0);
+  begin_waiting_call(&waiting, context, call);
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuDevicePrimaryCtxRelease_v2(0));
   simulation.machine->faults.release_us = 0;
-  OK(pthread_join(thread, NULL));
-  OK(of.result);
+  end_waiting_call(&waiting);
 }
 
 static void others_go_on_while_a_context_waits_for_memory(void) {
@@ -479,6 +458,24 @@ static void variables_of_libraries(void) {
   AGREE();
 }
 
+static void a_library_gives_nothing_back_that_its_context_has_taken_along(void) {
+  CUcontext context;
+  OK(cuInit(0));
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  CUlibrary library;
+  OK(cuLibraryLoadData(&library, ".version 6.0\n.target sm_50\n.global .b8 large[6291456];", NULL,
+                       NULL, 0, NULL, NULL, 0));
+  CUdeviceptr variable, later;
+  size_t bytes;
+  OK(cuLibraryGetGlobal(&variable, &bytes, library, "large"));
+  OK(cuCtxDestroy_v2(context));
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  OK(cuMemAlloc_v2(&later, 6 * MIB));
+  EXPECT_EQUAL(later, variable);  // the driver gives the address again
+  OK(cuLibraryUnload(library));
+  AGREE();
+}
+
 static void libraries_without_a_context_are_charged(void) {
   CUlibrary library;
   OK(cuInit(0));
@@ -516,6 +513,17 @@ static void variables_with_names_of_any_length(void) {
   AGREE();
   OK(cuModuleUnload(module));
   EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void variables_with_sizes_by_expressions(void) {
+  start_on(0);
+  CUmodule module;
+  OK(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 six[1024 * 1024 * 6];"));
+  EXPECT_EQUAL(charged(0), CONTEXT + 6 * MIB);
+  AGREE();
+  GIVES(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.global .b8 huge[1024 * 4000000];"),
+        CUDA_ERROR_OUT_OF_MEMORY);
   AGREE();
 }
 
@@ -559,8 +567,11 @@ static const test_case cases[] = {
     {"variables_of_modules", variables_of_modules},
     {"modules_in_files", modules_in_files},
     {"variables_of_libraries", variables_of_libraries},
+    {"a_library_gives_nothing_back_that_its_context_has_taken_along",
+     a_library_gives_nothing_back_that_its_context_has_taken_along},
     {"libraries_without_a_context_are_charged", libraries_without_a_context_are_charged},
     {"variables_with_names_of_any_length", variables_with_names_of_any_length},
+    {"variables_with_sizes_by_expressions", variables_with_sizes_by_expressions},
     {"modules_are_refused", modules_are_refused},
     {NULL, NULL},
 };

@@ -231,6 +231,28 @@ static void no_pool_is_imported_beyond_the_most(void) {
   OK(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0));
 }
 
+// Handles are addresses, which are given again.
+static void a_new_pool_is_not_taken_for_one_that_a_reset_took(void) {
+  start_on(0);
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  CUmemoryPool pool, imported;
+  int descriptor;
+  OK(cuMemPoolCreate(&pool, &properties));
+  OK(cuMemPoolExportToShareableHandle(&descriptor, pool, properties.handleTypes, 0));
+  OK(cuMemPoolImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
+                                        properties.handleTypes, 0));
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  start_on(0);
+  for (int i = 0; i < 4; i++) {
+    CUdeviceptr pointer;
+    OK(cuMemPoolCreate(&pool, &properties));
+    OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+    AGREE();
+  }
+}
+
 static void a_locality_domain_is_of_its_device(void) {
   start_on(0);
   CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN};
@@ -363,6 +385,8 @@ static const test_case cases[] = {
     {"a_made_pool_of_managed_memory_is_charged", a_made_pool_of_managed_memory_is_charged},
     {"the_hosts_pools_are_free", the_hosts_pools_are_free},
     {"no_pool_is_imported_beyond_the_most", no_pool_is_imported_beyond_the_most},
+    {"a_new_pool_is_not_taken_for_one_that_a_reset_took",
+     a_new_pool_is_not_taken_for_one_that_a_reset_took},
     {"a_locality_domain_is_of_its_device", a_locality_domain_is_of_its_device},
     {"what_is_no_pool_is_the_drivers_error", what_is_no_pool_is_the_drivers_error},
     {"refused_at_the_limit", refused_at_the_limit},

@@ -7,9 +7,9 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #include "host.h"
+#include "waiting.h"
 
 extern char **environ;
 
@@ -199,29 +199,7 @@ static void allocates_and_stays(void) {
 
 // ---- forked in the midst of taking a slot ----
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
 static bool is_armed, is_attaching, is_forked;
-
-static bool await(const bool *sign, int milliseconds) {
-  struct timespec end;
-  OK(clock_gettime(CLOCK_REALTIME, &end));
-  end.tv_nsec += milliseconds % 1000 * 1000000L;
-  end.tv_sec += milliseconds / 1000 + end.tv_nsec / 1000000000;
-  end.tv_nsec %= 1000000000;
-  pthread_mutex_lock(&turn);
-  while (!*sign && pthread_cond_timedwait(&turned, &turn, &end) == 0) continue;
-  bool came = *sign;
-  pthread_mutex_unlock(&turn);
-  return came;
-}
-
-static void announce(bool *sign) {
-  pthread_mutex_lock(&turn);
-  *sign = true;
-  pthread_cond_broadcast(&turned);
-  pthread_mutex_unlock(&turn);
-}
 
 // Stands before libc's: where the slot's mapping is not yet kept out of children, the other thread
 // has as long as it wants for a fork. It must have to wait.
@@ -477,30 +455,21 @@ static CUresult destroy_context(int number) {
   return cuCtxDestroy_v2(contexts[number]);
 }
 
-typedef struct waiting_call {
-  CUresult (*take)(int number);
-  CUcontext context;
-} waiting_call;
+static CUresult (*take_number)(int number);
 
-static void *take_second(void *argument) {
-  const waiting_call *one = argument;
-  OK(cuCtxSetCurrent(one->context));
-  OK(one->take(1));
-  return NULL;
+static CUresult take_second(void) {
+  return take_number(1);
 }
 
 // What one thread frees is what the other one waits for.
 static void expect_no_wait(CUcontext context, CUresult (*take)(int), CUresult (*give)(int)) {
-  waiting_call one = {take, context};
-  pthread_t thread;
+  waiting_call second;
   OK(take(0));
-  uint64_t before = allot_ledger_used(&share, 0);
   pid_t other = keep_the_rest();
-  OK(pthread_create(&thread, NULL, take_second, &one));
-  while (allot_ledger_used(&share, 0) == before) usleep(100);
-  usleep(20000);  // it has asked the driver
+  take_number = take;
+  begin_waiting_call(&second, context, take_second);
   OK(give(0));
-  OK(pthread_join(thread, NULL));
+  end_waiting_call(&second);
   OK(give(1));
   kill(other, SIGKILL);
   waitpid(other, NULL, 0);

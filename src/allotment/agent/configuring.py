@@ -8,12 +8,12 @@ server uses it: it must not hand out whole GPUs on a node that shares them.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from allotment.agent.config.holder import ConfigHolder, ConfigOutcome, choice_rules
@@ -133,8 +133,7 @@ class CdiUse(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigMapName:
+class ConfigMapName(msgspec.Struct, frozen=True):
     """A ConfigMap with named configurations."""
 
     namespace: str
@@ -144,8 +143,7 @@ class ConfigMapName:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`allot agent`'s own options, and the sources of NVIDIA's."""
 
     node: str
@@ -164,9 +162,9 @@ class AgentSettings:
     """The configuration of a node without the label."""
     metrics_address: str | None = "127.0.0.1:9446"
     """None: no HTTP server."""
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
     """NVIDIA's flags as given, by name."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     log_format: str = "text"
     verbose: bool = False
 

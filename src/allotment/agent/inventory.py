@@ -20,9 +20,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from allotment.devices.events import GpuEvent, Listeners
 from allotment.devices.sources import Inventory, Problem
@@ -30,25 +31,23 @@ from allotment.devices.watching import OFF_BUS, Asker, Look, NvmlSession, ReadFa
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError
+from allotment.model.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
+class Silent(msgspec.Struct, frozen=True):
     """The GPU was asked `for_s` seconds ago, and has not answered."""
 
     for_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True, kw_only=True):
     """No program can use the GPU. With `is_replaced`, another GPU is in its place."""
 
     reason: str = "the driver no longer lists it"
     is_replaced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(msgspec.Struct, frozen=True):
     """The kernel's driver lists the GPU, and NVML does not: it may serve its programs as ever."""
 
     reason: str = (

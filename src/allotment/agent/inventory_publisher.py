@@ -12,7 +12,6 @@ pods are not in it: such pods come and go without a write to the node.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NoReturn
 
 from allotment.agent.allocation.reconcile import placed_slices, unplaced
@@ -28,6 +27,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.modes import has_only_slices, has_slices
 from allotment.model.placements import MAX_SHARES
 from allotment.model.reported import Reported
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.booking import Bookings, default_host_budget
 from allotment.shares.folders import StateFolder

@@ -7,9 +7,10 @@ thread looks an entry up once, and does not iterate. The other values are replac
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from allotment.agent.config.schema import Config
 from allotment.agent.mig.state import CutGpu
@@ -23,40 +24,39 @@ from allotment.model.pods import PodUid
 from allotment.shares.mode_policy import ModePolicy
 
 
-@dataclass(slots=True, kw_only=True)
-class NodeState:
+class NodeState(msgspec.Struct, kw_only=True):
     """The node at the moment. Mappings are by UUID."""
 
     config: Config | None = None
     """The configuration in force, by `Configuring`; None: none yet."""
-    offer: Offer = field(default_factory=Offer)
+    offer: Offer = msgspec.field(default_factory=Offer)
     """By `Offering`, like `devices` and `unusable`."""
     has_offer: bool = False
-    devices: Mapping[str, Device] = field(default_factory=dict)
+    devices: Mapping[str, Device] = msgspec.field(default_factory=dict)
     """Every GPU that has answered and its MIG devices; unhealthy ones are included."""
-    unusable: Mapping[str, str] = field(default_factory=dict)
+    unusable: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why a device takes no new share. It is still offered after one missed answer."""
-    links: DeviceLinks = field(default_factory=DeviceLinks)
+    links: DeviceLinks = msgspec.field(default_factory=DeviceLinks)
     """How well GPUs are linked, by the agent's own loop."""
     cordoned: Collection[str] = frozenset()
     """Devices that take no new share, by `InventoryPublisher`."""
-    mode_policies: Mapping[str, ModePolicy] = field(default_factory=dict)
+    mode_policies: Mapping[str, ModePolicy] = msgspec.field(default_factory=dict)
     """By `DeviceModes`."""
-    reserved: Mapping[str, str] = field(default_factory=dict)
+    reserved: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why a GPU is reserved outside Allotment, by `ComputeModes`."""
-    cut_gpus: dict[str, CutGpu] = field(default_factory=dict)
+    cut_gpus: dict[str, CutGpu] = msgspec.field(default_factory=dict)
     """The slices of each GPU in mode mig, by `NodeSlices`; not of GPUs without MIG."""
-    without_mig: set[str] = field(default_factory=set)
+    without_mig: set[str] = msgspec.field(default_factory=set)
     """GPUs that do not support MIG, by `NodeSlices`."""
-    mig_paused: Mapping[str, str] = field(default_factory=dict)
+    mig_paused: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why MIG is not switched on for now, by `MigConflicts`."""
-    resized: Mapping[PodUid, int] = field(default_factory=dict)
+    resized: Mapping[PodUid, int] = msgspec.field(default_factory=dict)
     """The generation of each pod's resize in force, by `Tenants`."""
-    released: Mapping[str, int] = field(default_factory=dict)
+    released: Mapping[str, int] = msgspec.field(default_factory=dict)
     """By resource: by how much resized pods have less than Kubernetes counts, by `Tenants`."""
-    changed: Signal = field(default_factory=Signal)
+    changed: Signal = msgspec.field(default_factory=Signal)
     """Notified at each change of links, mode policies, reservations, slices or resizes."""
-    _offered: Signal = field(default_factory=Signal)
+    _offered: Signal = msgspec.field(default_factory=Signal)
 
     def renew_offer(self, offer: Offer) -> None:
         self.offer = offer

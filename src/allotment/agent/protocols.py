@@ -7,8 +7,9 @@ kubelet ── plugin ──► Tenants ──► ShareStore
 """
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from allotment.model.pods import Owner, Pod, PodUid
 from allotment.model.requests import Request
@@ -24,8 +25,7 @@ The kubelet keeps the answer in its checkpoint, and passes it to the runtime onl
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """A device node in a container; permissions are of `r`, `w` and `m`."""
 
     host_path: str
@@ -33,20 +33,18 @@ class DeviceNode:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateAnswer:
+class AllocateAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `Allocate` for one container (ContainerAllocateResponse)."""
 
-    envs: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[HostMount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
     """Qualified names: `allotment.dev/share=ID`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointEntry:
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One container's ids of one resource, as the kubelet recorded them."""
 
     pod: PodUid

@@ -6,9 +6,10 @@ exclusive, or in replicas if `sharing.timeSlicing` names their resource.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
+
+import msgspec
 
 from allotment.agent.config.checks import MAX_REPLICAS, MigUse, matches, mig_use, rule_of, selected
 from allotment.agent.config.schema import (
@@ -26,6 +27,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, has_slices, traits_of
 from allotment.model.placements import MAX_SHARES
+from allotment.model.structs import replace
 from allotment.modes import ledger_mode
 from allotment.modes.mps.mode import MpsMode
 from allotment.shares.mode_policy import ModePolicy, refusal_on
@@ -40,8 +42,7 @@ GPU_MEMORY: Final = allotment.GPU_MEMORY
 GPU_COMPUTE: Final = allotment.GPU_COMPUTE
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """One id for the kubelet to give to one container."""
 
     id: str
@@ -52,8 +53,7 @@ class Slot:
     numa_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """A resource for the kubelet. `mode` enforces its parts."""
 
     name: str
@@ -78,20 +78,19 @@ class Resource:
         return f"{healthy}" if healthy == len(self.slots) else f"{healthy} of {len(self.slots)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A node's resources, quantities and modes at one moment."""
 
     resources: tuple[Resource, ...] = ()
-    quantities: Mapping[str, int] = field(default_factory=dict)
+    quantities: Mapping[str, int] = msgspec.field(default_factory=dict)
     """`GPU_MEMORY` and `GPU_COMPUTE`, for the node's capacity; healthy devices alone count."""
-    modes: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By UUID: the mode of each device."""
-    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shared: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """By UUID: the modes of each device of `GPU_SHARE`, one at a time; the first is the default."""
-    migs: Mapping[str, MigUse] = field(default_factory=dict)
+    migs: Mapping[str, MigUse] = msgspec.field(default_factory=dict)
     """By UUID: how a GPU is cut on demand."""
-    time_slices: Mapping[str, str] = field(default_factory=dict)
+    time_slices: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By UUID: the driver's time slice, if a rule sets one: `short`, `medium`, ..."""
     problems: tuple[str, ...] = ()
     """Parts of the configuration that do not suit these devices, and have no effect."""
@@ -187,8 +186,7 @@ def plan(
 # ---- which devices, and what for -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """One device, with its mode and its resource."""
 
     device: Device

@@ -10,7 +10,7 @@ import msgspec
 from allotment.burn.processes import Meeting, work_as_child
 from allotment.burn.reports import BurnPlan
 from allotment.model.errors import AllotError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 
 def main() -> int:

@@ -11,8 +11,9 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.burn.drivers import ArrayDescription, CudaContext
 
@@ -23,8 +24,7 @@ _TEXEL_BYTES: Final = 16
 _ROW_BYTES: Final = _ROW_TEXELS * _TEXEL_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """One allocation: its size, its address (None if it has none) and the handle of the driver."""
 
     size_bytes: int
@@ -44,8 +44,7 @@ class Allocator(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Linear:
+class _Linear(msgspec.Struct, frozen=True):
     """`plain` and `managed`: an address that cuMemFree frees."""
 
     context: CudaContext
@@ -61,8 +60,7 @@ class _Linear:
         self.context.driver.call("cuMemFree", piece.address)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ordered:
+class _Ordered(msgspec.Struct, frozen=True):
     """`async` and `pool`: stream-ordered memory of the device's default pool, or of a new one."""
 
     context: CudaContext
@@ -89,8 +87,7 @@ class _Ordered:
         self.context.driver.call("cuStreamSynchronize", self.stream)
 
 
-@dataclass(frozen=True, slots=True)
-class _Virtual:
+class _Virtual(msgspec.Struct, frozen=True):
     """`vmm`: physical memory by cuMemCreate, mapped at an address reserved for it."""
 
     context: CudaContext
@@ -120,8 +117,7 @@ class _Virtual:
         driver.call("cuMemRelease", piece.handle)
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
+class _Array(msgspec.Struct, frozen=True):
     """`array`: two-dimensional arrays of four floats a texel, in rows of 64 KiB."""
 
     context: CudaContext

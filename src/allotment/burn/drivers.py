@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from allotment.model.errors import AllotError, PrerequisiteError
 from allotment.model.formats import format_uuid
@@ -263,16 +264,14 @@ class Driver:
         return function
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryInfo:
+class MemoryInfo(msgspec.Struct, frozen=True):
     """The result of cuMemGetInfo, in bytes."""
 
     free_bytes: int
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CudaContext:
+class CudaContext(msgspec.Struct, frozen=True):
     """A device with its primary context, current on the calling thread."""
 
     driver: Driver

@@ -15,14 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from allotment.burn.drivers import LIBRARY, CudaError, Driver
 from allotment.burn.reports import BurnError, BurnReport, ProcessReport
 from allotment.burn.worker import work
 from allotment.model.errors import AllotError, NoDevicesError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +36,7 @@ _POLL_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(msgspec.Struct, frozen=True):
     """A pipe as a barrier for the processes of a burn.
 
     Nothing is written to it. Its end is readable once every process has closed its writing end, by
@@ -64,8 +64,6 @@ def run_processes(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> list[Pr
     A process that ends without a report (killed or crashed) is reported with an error. Raises
     NoDevicesError if a process found no device.
     """
-    import msgspec
-
     meeting = Meeting(*os.pipe())
     try:
         workers = [_start(msgspec.json.encode(plan), meeting) for _ in range(plan.processes)]

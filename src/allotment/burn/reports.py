@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from allotment.burn.drivers import OUT_OF_MEMORY, MemoryInfo
 from allotment.model.errors import UsageError
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 _BUCKETS_PER_OCTAVE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurnPlan:
+class BurnPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The work of each process of a burn; sizes in bytes, per process.
 
     `memory_fraction` (0 to 1) is a part of the device's memory as the driver reports it, used if
@@ -70,11 +70,10 @@ class BurnPlan:
         return max(1, self.graph_nodes)
 
 
-@dataclass(slots=True)
-class Latencies:
+class Latencies(msgspec.Struct):
     """A histogram of durations in nanoseconds."""
 
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: dict[int, int] = msgspec.field(default_factory=dict)
     largest_ns: int = 0
 
     def add(self, nanoseconds: int) -> None:
@@ -137,8 +136,7 @@ processes       per process: pid, device (ordinal, uuid, name, total_bytes,
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurnError:
+class BurnError(msgspec.Struct, frozen=True, kw_only=True):
     """One error: the CUresult (0 if not from the driver), and the bytes held at that time."""
 
     code: int
@@ -151,8 +149,7 @@ class BurnError:
         return self.code == OUT_OF_MEMORY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurnDevice:
+class BurnDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The device as the driver reports it to this process."""
 
     ordinal: int
@@ -163,8 +160,7 @@ class BurnDevice:
     """Available to this process: in mode mps a part of those of the GPU."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ProcessReport:
+class ProcessReport(msgspec.Struct, kw_only=True):
     """The work of one process; filled as it proceeds, so that an interrupt loses nothing."""
 
     pid: int
@@ -177,13 +173,12 @@ class ProcessReport:
     kernels: int = 0
     event_seconds: float = 0.0
     wall_seconds: float = 0.0
-    latencies: Latencies = field(default_factory=Latencies)
+    latencies: Latencies = msgspec.field(default_factory=Latencies)
     interrupted: bool = False
-    errors: list[BurnError] = field(default_factory=list)
+    errors: list[BurnError] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurnReport:
+class BurnReport(msgspec.Struct, frozen=True, kw_only=True):
     """The work of all processes; `ended_by` is the signal that ended it early, if any."""
 
     plan: BurnPlan
@@ -212,7 +207,7 @@ class BurnReport:
     def to_document(self) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "plan": asdict(self.plan),
+            "plan": msgspec.structs.asdict(self.plan),
             "asked_bytes": sum(process.asked_bytes for process in self.processes),
             "got_bytes": sum(process.got_bytes for process in self.processes),
             "launches": sum(process.launches for process in self.processes),
@@ -240,7 +235,7 @@ def _latency_document(latencies: Latencies) -> dict[str, float] | None:
 
 
 def _process_document(process: ProcessReport) -> dict[str, Any]:
-    fields = asdict(process)
+    fields = msgspec.to_builtins(process)
     fields["event_seconds"] = round(process.event_seconds, 6)
     fields["wall_seconds"] = round(process.wall_seconds, 6)
     fields["latencies"] = _latency_document(process.latencies)

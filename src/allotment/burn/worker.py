@@ -13,8 +13,9 @@ import ctypes
 import os
 import time
 from ctypes import POINTER, c_float, c_uint64, c_void_p
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from allotment.burn.allocations import APIS, write_all
 from allotment.burn.drivers import (
@@ -88,14 +89,13 @@ def _record(report: ProcessReport, error: CudaError) -> None:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Burn:
+class _Burn(msgspec.Struct, kw_only=True):
     context: CudaContext
     plan: BurnPlan
     report: ProcessReport
     is_stopping: Callable[[], bool]
     meet: Callable[[], None] | None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = msgspec.field(default_factory=list)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -201,8 +201,7 @@ class _Burn:
         return time.monotonic() < deadline
 
 
-@dataclass(slots=True)
-class _Lane:
+class _Lane(msgspec.Struct):
     """A stream and its outstanding launch."""
 
     stream: c_void_p
@@ -212,8 +211,7 @@ class _Lane:
     launched_ns: int = 0
 
 
-@dataclass(slots=True)
-class _Lanes:
+class _Lanes(msgspec.Struct):
     """The streams of a burn, and what they launch."""
 
     driver: Driver
@@ -223,7 +221,7 @@ class _Lanes:
     origin: c_void_p
     """Event from which GPU times are counted."""
     blocks: int
-    lanes: list[_Lane] = field(default_factory=list)
+    lanes: list[_Lane] = msgspec.field(default_factory=list)
     counted_ms: float = 0.0
 
     @classmethod

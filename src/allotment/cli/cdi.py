@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot cdi`: shares as CDI devices, for Docker and Podman."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from allotment.cli.options import (
 )
 from allotment.cli.tables import Column, print_table
 from allotment.model.formats import format_bytes
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute

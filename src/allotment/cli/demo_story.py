@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import click
+import msgspec
 
 from allotment.cli.groups import wants_colour
 from allotment.ledger import Ledger, read
@@ -34,8 +34,7 @@ _CHUNK = 64 << 20
 """Allocation size: the driver must refuse within this distance of the limit."""
 
 
-@dataclass(slots=True, eq=False)
-class _Program:
+class _Program(msgspec.Struct, eq=False):
     """One run of a program in its share, and its result."""
 
     name: str
@@ -47,8 +46,8 @@ class _Program:
     complaints: IO[str]
     ledger: Path | None = None
     """Folder of links to the open files of its ledger."""
-    descriptors: list[int] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict)
+    descriptors: list[int] = msgspec.field(default_factory=list)
+    report: dict[str, Any] = msgspec.field(default_factory=dict)
     last: Ledger | None = None
 
     @property

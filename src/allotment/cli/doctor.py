@@ -8,13 +8,13 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from allotment.cli.documents import print_document
 from allotment.cli.groups import wants_colour
@@ -64,7 +64,11 @@ def command(*, output: str, state: Path | None, dialects: Path | None) -> int:
     missing = any(finding.outcome is CheckResult.MISSING for finding in findings)
     if output != "table":
         checks = [
-            {**asdict(finding), "outcome": str(finding.outcome), "fix": finding.fix or None}
+            {
+                **msgspec.structs.asdict(finding),
+                "outcome": str(finding.outcome),
+                "fix": finding.fix or None,
+            }
             for finding in findings
         ]
         print_document({"usable": not missing, "checks": checks}, output)
@@ -94,8 +98,7 @@ class CheckResult(StrEnum):
     """Allotment does not work without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """The result of one check.
 
     `fix` is empty if there is nothing to do. With `OK` it is an optional improvement.
@@ -434,8 +437,7 @@ def _containers() -> Iterator[Finding]:
     yield Finding("containers", CheckResult.OK, f"{', '.join(runtimes)}; CDI folders: {where}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest:
+class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest of this version, for the policies in it."""
 
     file: str

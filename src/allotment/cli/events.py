@@ -85,8 +85,9 @@ def _current(folder: "StateFolder") -> "list[ShareEvent]":
 def _line(event: "ShareEvent", output: str) -> str:
     if output == "json":
         import json
-        from dataclasses import asdict
 
-        return json.dumps(asdict(event) | {"time": utc(event.time)})
+        import msgspec
+
+        return json.dumps(msgspec.structs.asdict(event) | {"time": utc(event.time)})
     line = f"{utc(event.time)}  {event.kind:<9}  {event.share or '-'}  {event.text}"
     return printable(line).rstrip()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot fault`: injects faults into simulated GPUs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from allotment.cli.options import DURATION_NS, simulated_option, state_option
 from allotment.cli.tables import Column, print_table
 from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_duration
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

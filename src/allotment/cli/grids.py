@@ -2,29 +2,28 @@
 """Tables and screens that fit a terminal: columns and lines that do not fit are left out whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from allotment.cli.tables import Column, kept_columns
+from allotment.cli.tables import Column, kept_columns, printable
 
 _GAP = 2
 
 Cell = str | Text
 
 
-@dataclass(slots=True)
-class Grid:
+class Grid(msgspec.Struct):
     """Rows below headings; every row takes one line."""
 
     columns: Sequence[Column]
-    rows: list[Mapping[str, Cell]] = field(default_factory=list)
+    rows: list[Mapping[str, Cell]] = msgspec.field(default_factory=list)
 
     def add(self, cells: Mapping[str, Cell]) -> None:
         """Add a row, by heading. A missing cell is empty; one without a column is left out."""
-        self.rows.append(cells)
+        self.rows.append({heading: _shown(cell) for heading, cell in cells.items()})
 
     def drawn(self, width: int) -> list[Text]:
         """Return a line for the headings and one for each row.
@@ -63,12 +62,15 @@ def lines_of(parts: Iterable[Part]) -> int:
 
 def one_line(text: str, style: str = "") -> Text:
     """Return a text cut at the edge of the terminal, without control characters."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return Text(shown, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+def wrapped(text: str, style: str = "") -> Text:
+    """Return a text that may wrap, without control characters."""
+    return Text(printable(text), style=style)
+
+
+class Pinned(msgspec.Struct, frozen=True):
     """A screen of `height` lines with a foot at its bottom."""
 
     body: Sequence[RenderableType]
@@ -111,6 +113,14 @@ def _line(row: Mapping[str, Cell], columns: Sequence[tuple[Column, int]]) -> Tex
 
 def _cell_len(cell: Cell) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+
+
+def _shown(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return printable(cell)
+    if not cell.plain.isprintable():
+        cell.plain = printable(cell.plain)
+    return cell
 
 
 def _text(cell: Cell) -> Text:

@@ -3,8 +3,9 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from allotment.devices.nvml import Nvml, readings
 from allotment.devices.packing import MACHINE_VARIABLE
@@ -18,6 +19,7 @@ from allotment.model.errors import (
     UsageError,
 )
 from allotment.model.modes import MIG
+from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import Booking, LoadedShare, booked
 from allotment.shares.mode_policy import ModePolicy, modes_on, read_mode_policies, refusal
@@ -25,8 +27,7 @@ from allotment.shares.run.command import inside_share
 from allotment.shares.status import Readings, ShareStatus, share_status
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(msgspec.Struct, frozen=True):
     """A device with its bookings and readings. Sizes in bytes; None: unknown."""
 
     device: Device

@@ -2,11 +2,11 @@
 """`allot mig`: configure the MIG instances of GPUs from a file, and export them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+import msgspec
 
 from allotment.cli.documents import Document, print_document
 from allotment.cli.options import options, output_option, simulated_option, state_option
@@ -238,8 +238,7 @@ def _entries(file: TextIO, name: str | None) -> "tuple[ConfigEntry, ...]":
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigRow:
+class MigRow(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU instance with its compute instance, if it has one."""
 
     uuid: str
@@ -272,7 +271,11 @@ class MigRow:
         return self.state
 
     def to_document(self) -> Document:
-        return {**asdict(self), "uuid": self.uuid or None, "processes": list(self.processes)}
+        return {
+            **msgspec.structs.asdict(self),
+            "uuid": self.uuid or None,
+            "processes": list(self.processes),
+        }
 
 
 def mig_rows(

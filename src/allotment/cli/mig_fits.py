@@ -6,13 +6,15 @@ GPU whose MIG is off; removing idle foreign instances; draining slices in use.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from allotment.cli.documents import Document
 from allotment.cli.tables import short_uuid
 from allotment.model.errors import AllotError, DoesNotFitError
 from allotment.model.mig import MigGpu, MigInstance
+from allotment.model.structs import replace
 from allotment.modes.mig.apply import GpuChange, Occupied, layout_of
 from allotment.modes.mig.files import ConfigEntry
 from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, MigStep
@@ -35,8 +37,7 @@ class PlanStep(NamedTuple):
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for one GPU, or the error that prevents it."""
 
     index: int
@@ -137,8 +138,7 @@ _BY_AGENT: Final = (
 _OF_OTHERS: Final = "idle and foreign: its owner or `allot mig apply` removes it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitGpu:
+class FitGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU with MIG, and the users of its instances."""
 
     number: int

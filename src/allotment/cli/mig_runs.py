@@ -2,10 +2,11 @@
 """The work of `allot mig` on a machine: one thread per GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from allotment.cli.documents import Document
 from allotment.cli.mig_fits import FitGpu, Planned, ways_to_fit
@@ -43,8 +44,7 @@ _KEEP_S: Final = float("inf")
 """Applying a configuration removes only slices in its way; warm slices stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOutcome:
+class GpuOutcome(msgspec.Struct, frozen=True):
     """The outcome for one GPU, as a sentence."""
 
     text: str

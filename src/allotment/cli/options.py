@@ -2,6 +2,7 @@
 """Options and value types that several commands share."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -195,7 +196,8 @@ def installed(command: str, *, extra: str) -> Iterator[None]:
     A missing module of Allotment itself stays a `ModuleNotFoundError`.
     """
     try:
-        yield
+        with _without_rich():
+            yield
     except ModuleNotFoundError as error:
         from allotment.model.errors import PrerequisiteError
 
@@ -205,6 +207,22 @@ def installed(command: str, *, extra: str) -> Iterator[None]:
             f"`{command}` needs {error.name}, which is not installed",
             hint=f"install Allotment with them, from its wheel: pip install 'WHEEL[{extra}]'",
         ) from error
+
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Import as if rich were not installed, unless it is loaded; later imports find it.
+
+    structlog loads it for tracebacks that no daemon prints: 5 MiB of memory.
+    """
+    name = "rich"
+    if is_absent := name not in sys.modules:
+        sys.modules[name] = None  # type: ignore[assignment] # as the import system documents it
+    try:
+        yield
+    finally:
+        if is_absent:
+            del sys.modules[name]
 
 
 TABLES: Final = ("table", "wide")

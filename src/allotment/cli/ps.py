@@ -2,7 +2,6 @@
 """`allot ps`: the shares and their processes."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +22,12 @@ from allotment.cli.tables import (
     host_of,
     limit_of,
     print_table,
+    printable,
     short_uuid,
 )
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_duration
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -104,7 +105,7 @@ def command(*, shares: tuple[str, ...], watches: bool, output: str, state: Path 
     status = chosen(status_of(folder, loaded))
     if output == "name":
         for view in status.shares:
-            click.echo(view.name)
+            click.echo(printable(view.name))
     elif output in TABLES:
         if not status.shares:
             where = " are visible from inside a share" if inside_share() else ""
@@ -137,7 +138,7 @@ def _watch(status: "ShareStatus", later: "Iterable[ShareStatus]", *, is_wide: bo
         left = {view.id for view in now.shares}
         for view in status.shares:
             if view.id not in left:
-                click.echo(f"{view.name}: removed")
+                click.echo(f"{printable(view.name)}: removed")
         status = now
 
 

@@ -6,10 +6,11 @@ Imports nothing of the scheduler at load time: its libraries are an extra.
 
 import os
 import re
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from allotment.cli.options import installed
 from allotment.model.compute import WHOLE
@@ -24,8 +25,7 @@ WEBHOOK = "allotment-system/allotment-webhook"
 _OFF = "off"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOptions:
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line, by name."""
 
     kubeconfig: Path | None

@@ -7,10 +7,10 @@ Colour carries no meaning of its own. A table fits the width of a terminal; in a
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from allotment.cli.groups import wants_colour
 
@@ -28,8 +28,7 @@ NAME_CELLS: Final = 24
 """Neither is a share's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column, and its behaviour when space is short; numbers are aligned to the right."""
 
     heading: str
@@ -136,11 +135,15 @@ def shortened(text: str, most: int) -> str:
     return shown + "…"
 
 
-def printable(cell: str) -> str:
-    """Replace control characters, which could change the terminal."""
-    if cell.isprintable():
-        return cell
-    return "".join(character if character.isprintable() else " " for character in cell)
+def printable(text: str) -> str:
+    r"""Replace control characters, which could change the terminal.
+
+    What is no character, as in a file's name that is not UTF-8, is escaped: `\udcff`.
+    """
+    if text.isprintable():
+        return text
+    shown = text.encode(errors="backslashreplace").decode()
+    return "".join(character if character.isprintable() else " " for character in shown)
 
 
 def kept_columns(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:

@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import click
 from allotment.cli.documents import print_document, shares_document
 from allotment.cli.options import DURATION_NS, output_option, simulated_option, state_option
 from allotment.model.errors import NoDevicesError
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

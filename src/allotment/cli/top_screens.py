@@ -7,15 +7,15 @@ meaning of bars and colours.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, TypeGuard
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from allotment.cli.grids import Cell, Grid, Part, Pinned, lines_of, one_line
+from allotment.cli.grids import Cell, Grid, Part, Pinned, lines_of, one_line, wrapped
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import (
     COMMAND_CELLS,
@@ -31,6 +31,7 @@ from allotment.cli.tables import (
     short_uuid,
 )
 from allotment.model.formats import format_bytes, format_count, format_duration
+from allotment.model.structs import replace
 from allotment.shares.compute_view import ComputeView
 from allotment.shares.status import LiveState, OutsideView, ProcessView, ShareView
 
@@ -40,8 +41,7 @@ _ALARM: Final = 0.9
 _MOST_LINES: Final = 3  # of the notes beside the tables, on a small terminal
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One reading, and how to show it."""
 
     devices: Sequence[DeviceRow]
@@ -93,8 +93,7 @@ def bar(part: int, whole: int, width: int, *, colour: str = "") -> Text:
     return Text(cells, style=f"{colour} on grey23")
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """The part of a frame that is shown."""
 
     shares: int
@@ -199,7 +198,7 @@ def _body(frame: Frame, ordered: Sequence[ShareView], width: int, plan: _Plan) -
     problems = [
         one_line(f"! {view.name}: {view.problem}", "red")
         if plan.most_lines or frame.is_live
-        else Text(f"! {view.name}: {view.problem}", style="red")
+        else wrapped(f"! {view.name}: {view.problem}", "red")
         for view in frame.shares
         if view.problem
     ]

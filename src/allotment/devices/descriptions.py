@@ -19,8 +19,9 @@ intention. Pure: `simulated` reads the files.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from allotment.devices.geometries import Geometry, Shape
 from allotment.devices.model_facts import Model
@@ -36,8 +37,7 @@ _DRIVER_STARTS: Final = (6, 4, 5, 0, 1, 2, 3, 7)
 _WHOLE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A GPU instance with one compute instance of all its slices."""
 
     shape: Shape
@@ -157,8 +157,7 @@ _SWITCHES: Final = {
 _HINT: Final = "write GPUs like a100-80gb:2,t4, or name a YAML file (docs/reference/simulated.md)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDescription:
+class GpuDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated GPU. None: follows from the machine (UUID and NUMA node)."""
 
     model: Model
@@ -170,8 +169,7 @@ class GpuDescription:
     """Slices of a new machine; None: MIG is off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineDescription:
+class MachineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A simulated machine: the result of `cuDriverGetVersion` (13000), its GPUs in PCI order."""
 
     gpus: tuple[GpuDescription, ...]

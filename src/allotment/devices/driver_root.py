@@ -13,9 +13,10 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.devices.loading import nvml_of
 from allotment.devices.packing import read_machine
@@ -38,8 +39,7 @@ ADDS: Final = ("dev", "sys/devices", "run/allotment/simulated")
 """Parts that are added to the machine's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpu:
+class _Gpu(msgspec.Struct, frozen=True):
     """What the kernel and the driver publish of a GPU."""
 
     address: str

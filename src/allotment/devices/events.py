@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
+
+import msgspec
 
 from allotment.devices.watching import NvmlSession
 
@@ -35,8 +36,7 @@ class EventKind(StrEnum):
     SINGLE_BIT_ECC = "single-bit-ecc"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuEvent:
+class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One report of one GPU."""
 
     uuid: str

@@ -18,11 +18,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+import msgspec
 
 from allotment.devices import loading
 from allotment.devices.mig import mig_devices, removed
@@ -49,8 +50,7 @@ _VGPU_RECORDS_AT: Final = 5
 _VGPU_TEXT: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class FabricPlace:
+class FabricPlace(msgspec.Struct, frozen=True):
     """A GPU's place in an NVLink fabric of several nodes."""
 
     cluster: str
@@ -58,16 +58,14 @@ class FabricPlace:
     clique: int
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuHost:
+class VgpuHost(msgspec.Struct, frozen=True):
     """The hypervisor's driver under a virtual GPU; `branch` like `r582_12`."""
 
     driver_version: str
     driver_branch: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigFacts:
+class MigFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One MIG device."""
 
     profile: str
@@ -83,8 +81,7 @@ class MigFacts:
     ofa_engines: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
+class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. None: unknown, or not supported by the GPU."""
 
     uuid: str
@@ -104,8 +101,7 @@ class DeviceFacts:
     """Set for a virtual GPU in a virtual machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A node's driver and GPUs. `cuda_version` is the version that the driver supports: (13, 0)."""
 
     driver_version: str

@@ -13,10 +13,11 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.devices import layout
 from allotment.devices.packing import read_machine
@@ -50,8 +51,7 @@ class MigCall(IntEnum):
     RESET = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigFault:
+class MigFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault of one of a GPU's calls that change MIG."""
 
     slow_us: int = 0
@@ -64,8 +64,7 @@ class MigFault:
     """It kills the process after the effect: the caller never sees the result."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFaults:
+class GpuFaults(msgspec.Struct, frozen=True):
     """Faults of one GPU. `xids` are the last ones (up to 64) since `clear_faults`, oldest first."""
 
     lost: bool
@@ -76,8 +75,7 @@ class GpuFaults:
     """Calls with a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFaults:
+class DriverFaults(msgspec.Struct, frozen=True):
     """Faults of the whole machine. `cuda_init_error` is a CUresult, 0: none."""
 
     nvml_not_loaded: bool

@@ -7,14 +7,14 @@ Only for `models`: an existing GPU's profiles come from its driver. Figures are 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from allotment.model.mig import MigProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """One profile of GPU instances, without its name, which depends on the GPU's memory."""
 
     place: int
@@ -57,8 +57,7 @@ class Shape:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(msgspec.Struct, frozen=True):
     """All profiles of a model."""
 
     slots: int

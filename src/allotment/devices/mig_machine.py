@@ -10,10 +10,11 @@ A hanging GPU only loses its own answer. Meanwhile the process has to keep to on
 
 import subprocess
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
+
+import msgspec
 
 from allotment.devices.mig import GpuMig
 from allotment.devices.nvml import ask_each
@@ -29,8 +30,7 @@ LOOK_S: Final = 5.0
 _RESET_S: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
+class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU, while its machine is open."""
 
     index: int

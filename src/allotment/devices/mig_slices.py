@@ -7,7 +7,6 @@ module numbers (`capability_nodes`).
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from allotment.devices.mig import mig_devices, removed
 from allotment.model.devices import Device, DeviceSlice
 from allotment.model.errors import NoDevicesError
+from allotment.model.structs import replace
 
 _TRIES: Final = 3
 """Retries if another process changes the GPU meanwhile; rarely two."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns of `models`: facts of a GPU model, and of a chip family."""
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from allotment.devices import geometries
 
@@ -47,8 +48,7 @@ class Fabric(IntEnum):
     SWITCH = 3  # every link ends in an NVSwitch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
+class Core(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a chip family, per multiprocessor and per block."""
 
     architecture: Architecture
@@ -62,8 +62,7 @@ class Core:
     concurrent_kernels: int = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(msgspec.Struct, frozen=True, kw_only=True):
     """One model. Clocks in MHz, power in W, temperatures in °C, rates in MiB/s."""
 
     key: str

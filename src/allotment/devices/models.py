@@ -6,7 +6,6 @@ It is Python for speed: a YAML parser takes thirty milliseconds. `memory_mib` is
 is a bare CUDA context. Copy rates are for pinned memory on the model's own bus.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -27,6 +26,7 @@ from allotment.devices.model_facts import (
 )
 from allotment.model.devices import Device
 from allotment.model.mig import MigProfile
+from allotment.model.structs import replace
 
 _V100 = Model(
     key="v100-16gb",

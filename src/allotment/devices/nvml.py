@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ from allotment.devices.packing import read_machine
 from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
 from allotment.model.devices import Device, mps_clients
 from allotment.model.errors import AllotError, NoDevicesError
+from allotment.model.structs import replace
 
 PATIENCE_S: Final = 3.0
 """Time for all GPUs together to answer."""

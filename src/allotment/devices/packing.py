@@ -9,10 +9,11 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from allotment.devices import layout
 from allotment.devices.descriptions import Cut, GpuDescription, MachineDescription
@@ -36,8 +37,7 @@ _BUS_STEP: Final = 15  # 16 GPUs on one domain's 256 buses, none of them 0
 Value = int | str | bytes | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(msgspec.Struct, frozen=True):
     """The facts in a machine file."""
 
     devices: tuple[Device, ...]

@@ -12,9 +12,10 @@ import errno
 import os
 import struct
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
+
+import msgspec
 
 from allotment.devices import layout, loading
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
@@ -28,6 +29,7 @@ from allotment.devices.packing import (
 from allotment.devices.sources import Inventory, Problem
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, StateError, UsageError
+from allotment.model.structs import replace
 
 DEFAULT_PATH: Final = Path("/run/allotment/simulated/machine")
 """Path for the libraries without the variable: a share's own mount."""
@@ -93,8 +95,7 @@ def is_as_made(path: Path) -> bool:
     return identity(described, mig) == path.parent.name and not any(faults)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTime:
+class ProcessTime(msgspec.Struct, frozen=True):
     """One process's use of a simulated GPU since the process began; times in nanoseconds."""
 
     pid: int
@@ -112,8 +113,7 @@ class ProcessTime:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTimes:
+class GpuTimes(msgspec.Struct, frozen=True):
     """A simulated GPU's totals at one moment."""
 
     now_ns: int
@@ -192,8 +192,7 @@ class _TimeRow(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedMachine:
+class SimulatedMachine(msgspec.Struct, frozen=True):
     """The devices of a machine file, read without NVML."""
 
     path: Path

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine's devices and their use, from NVML or a simulated machine's file."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from allotment.model.devices import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A GPU that does not answer. The others are listed nevertheless.
 
     `device` is its description, if known without its answer.
@@ -19,8 +18,7 @@ class Problem:
     device: Device | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """The devices that answered, in NVML's order, and the problems of the others."""
 
     devices: tuple[Device, ...]
@@ -29,8 +27,7 @@ class Inventory:
     """The MIG devices of `devices`, from a source that queries them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProcess:
+class DeviceProcess(msgspec.Struct, frozen=True):
     """A process with memory on a device. `pid` is the host's; None: NVML does not report it."""
 
     pid: int
@@ -39,8 +36,7 @@ class DeviceProcess:
     """Percent of the last second or so in which its kernels ran."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """One device at one moment. None: not supported by the device.
 
     `used_bytes` is the use by processes (without the driver's reserve); percentages are for the
@@ -53,5 +49,5 @@ class Reading:
     temperature_c: int | None
     power_mw: int | None
     processes: tuple[DeviceProcess, ...]
-    asked_ns: int = field(default=0, compare=False)
+    asked_ns: int = 0
     """When the driver was asked, by CLOCK_BOOTTIME. 0: unknown."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+import msgspec
 
 from allotment.devices import loading
 from allotment.devices.nvml import ask_each
@@ -26,12 +27,11 @@ PairScores = Mapping[frozenset[str], int]
 """Points by pair of UUIDs; more is nearer. Unknown pairs are absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLinks:
+class DeviceLinks(msgspec.Struct, frozen=True):
     """How a machine's GPUs are linked."""
 
-    scores: PairScores = field(default_factory=dict)
-    peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    scores: PairScores = msgspec.field(default_factory=dict)
+    peers: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The GPUs that NVLink joins to each one without a switch, by UUID: they reset together.
     Behind NVSwitches a GPU with MIG resets alone (nvidia-smi's manual, `--gpu-reset`)."""
 

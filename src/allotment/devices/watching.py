@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from allotment.devices import loading
 from allotment.devices.faults import read_faults
@@ -44,8 +45,7 @@ _ABSENT: Final = b"\xff\xff\xff\xff"
 _ROOTS: Final = (Path("/"), Path("/proc/1/root"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU's own health report. None: not reported by this model or driver.
 
     Counts of ECC errors and energy are since the GPU's last initialisation: a lower count means a
@@ -63,8 +63,7 @@ class Vitals:
     energy_mj: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """A GPU's report at one moment."""
 
     device: Device
@@ -73,8 +72,7 @@ class Look:
     """Its MIG devices, if MIG is on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFailure:
+class ReadFailure(msgspec.Struct, frozen=True, kw_only=True):
     """An immediate error in place of an answer (a hanging GPU gives neither)."""
 
     message: str

@@ -7,25 +7,24 @@ pod lacks its placement, and a late bind cannot bind a changed pod.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
-from allotment.kube.clients import Api, find
+from allotment.kube.clients import Api, PatchKind, find
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import NotFoundError
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 
 MOST_WRITES: Final = 160
 """Binds in progress: no more than there are connections, so that none waits in a hidden queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """A pod, its node, and its new annotations."""
 
     uid: PodUid
@@ -34,7 +33,7 @@ class Binding:
     node: str
     version: str = ""
     """The required resource version; empty: any, for pods without devices."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 _pod = msgspec.json.Decoder(PodObject)
@@ -110,7 +109,9 @@ class Bindings:
         }
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
         asked = f"nominate a node for pod {pod}"
-        await self._api.patch(path, change, asked=asked, manager=NOMINATOR)
+        await self._api.patch(
+            path, change, asked=asked, kind=PatchKind.STRATEGIC, manager=NOMINATOR
+        )
 
     async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
         """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -32,6 +31,8 @@ _CLOSING_S: Final = 0.25
 _MOST_CONNECTIONS: Final = 256
 _MOST_READS: Final = 64
 """At a time, so that reads leave connections for writes."""
+_UNCHECKED: Final = {"fieldValidation": "Ignore"}
+"""The API server's warnings about unknown fields are not read, and the check costs it time."""
 _MAX_LINE: Final = 32 << 20  # etcd's largest object is 1.5 MiB; far more than that is no API server
 
 
@@ -41,16 +42,17 @@ class PatchKind(StrEnum):
     MERGE = "application/merge-patch+json"
     """Keys replace keys; null removes a key; lists are replaced as a whole."""
     STRATEGIC = "application/strategic-merge-patch+json"
-    """The same, but lists of named entries (conditions) are merged by name."""
+    """The same, but lists of named entries (conditions) are merged by name. No custom resources.
+    Applying it costs the API server half as much: no object is written as JSON and read again
+    (apiserver pkg/endpoints/handlers/patch.go, `smpPatcher`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request."""
 
     method: str
     path: str
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
     body: bytes | None = None
     content_type: str = "application/json"
     idle_s: float | None = None
@@ -126,7 +128,7 @@ class Api:
         request = HttpRequest(
             method="PATCH",
             path=path,
-            params={"fieldManager": manager} if manager is not None else {},
+            params={**_UNCHECKED, **({"fieldManager": manager} if manager is not None else {})},
             body=msgspec.json.encode(change),
             content_type=kind,
         )
@@ -308,13 +310,12 @@ def connect(
     return Api(HttpTransport(server), server=server.url, namespace=server.namespace)
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(msgspec.Struct):
     """Waits that double from `first_s` to `most_s`, each a random part of at least half."""
 
     first_s: float = 0.2
     most_s: float = 10.0
-    random: Random = field(default_factory=Random)
+    random: Random = msgspec.field(default_factory=Random)
     _failures: int = 0
 
     def next(self, *, at_least_s: float | None = None) -> float:

@@ -8,7 +8,6 @@ devices; of a waiting pod, its request. Relevant changes are passed to a listene
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from sys import intern
 from typing import Final, NoReturn
@@ -47,6 +46,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.errors import UsageError
 from allotment.model.pods import ForeignContainer, ForeignPod, Pod, PodUid
+from allotment.model.structs import replace
 
 _OURS = "allotment.dev/"
 _PAGE = 500
@@ -57,8 +57,7 @@ _STEP_S = 0.01
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClusterNode:
+class _ClusterNode(msgspec.Struct, frozen=True):
     """A decoded node; `inventory` is None without devices of ours."""
 
     name: str

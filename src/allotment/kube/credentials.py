@@ -13,7 +13,6 @@ import ssl
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,7 +21,7 @@ import msgspec
 import yaml
 
 from allotment.kube.errors import KubeError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -48,8 +47,7 @@ class Credentials(Protocol):
         """The API server answered 401 to this value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiServer:
+class ApiServer(msgspec.Struct, frozen=True, kw_only=True):
     """An API server's address and credentials."""
 
     url: str

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from allotment.model.errors import AllotError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403

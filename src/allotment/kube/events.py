@@ -12,15 +12,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NoReturn
 
+import msgspec
 import structlog
 
 from allotment.kube.clients import Api, Backoff
 from allotment.kube.errors import KubeError, ObjectMissingError
 from allotment.model.formats import shortened
+from allotment.model.structs import replace
 
 _SAME_S = 600.0
 """A repetition within this time raises the count of the same event."""
@@ -37,8 +38,7 @@ _MOST_NAME = 253 - 17
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True):
     """An event's object."""
 
     kind: str
@@ -50,8 +50,7 @@ class Reference:
     api_version: str = "v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Happening:
+class Happening(msgspec.Struct, frozen=True):
     """An event's content: the same content twice is one event with a count of two."""
 
     about: Reference
@@ -60,8 +59,7 @@ class Happening:
     is_warning: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EventEntry:
+class EventEntry(msgspec.Struct, frozen=True):
     """An event at the server, or on its way there."""
 
     name: str

@@ -7,9 +7,7 @@ policy). The reader trusts nothing: all values are bounded, and an invalid inven
 its node.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
 from functools import lru_cache
 from typing import Annotated, Final, NoReturn
 
@@ -26,6 +24,7 @@ from allotment.model.mig import MigHold, MigProfile, MigSlice
 from allotment.model.modes import SOFT
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES
+from allotment.model.structs import replace
 
 DEVICES: Final = "allotment.dev/devices"
 """On the node. Absent: it shares no device by `allotment.dev/gpu`, or it has no agent."""
@@ -196,7 +195,8 @@ def encode(inventory: NodeInventory) -> str:
         links=tuple(links),
         resized=dict(sorted(inventory.resized.items())[:MOST_RESIZED]),
         profiles=tuple(
-            tuple(_Profile(*astuple(profile)) for profile in listed) for listed in profiles
+            tuple(_Profile(*msgspec.structs.astuple(profile)) for profile in listed)
+            for listed in profiles
         ),
     )
     text = _encoder.encode(document).decode()
@@ -281,12 +281,13 @@ def _by_place(device: NodeDevice) -> tuple[int, str]:
 
 
 def _written(device: NodeDevice, profiles: Sequence[tuple[MigProfile, ...]]) -> _Device:
-    fields = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
-    fields |= {
+    fields = msgspec.structs.asdict(device) | {
         "model": device.model[:_LONGEST_NAME],
         "modes": None if device.modes == _USUAL_MODES else device.modes,
         "problem": shortened(device.problem, LONGEST_PROBLEM),
-        "taken": None if device.taken == TakenPart() else _Taken(*astuple(device.taken)),
+        "taken": None
+        if device.taken == TakenPart()
+        else _Taken(*msgspec.structs.astuple(device.taken)),
         "mig": None if device.mig is None else _written_mig(device.mig, profiles),
         "mig_off": shortened(device.mig_off, LONGEST_PROBLEM),
     }

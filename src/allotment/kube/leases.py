@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NoReturn, Self
 
@@ -21,12 +20,12 @@ from allotment.kube.clients import Api, decoded, find, read
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Signal
+from allotment.model.structs import replace
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTimes:
+class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `lease_s` is whole, as the API server stores it."""
 
     lease_s: int = 3
@@ -41,8 +40,7 @@ class LeaseTimes:
         return self.renew_s / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRecord:
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The Lease's contents."""
 
     holder: str = ""
@@ -52,8 +50,7 @@ class LeaseRecord:
     """The Lease's resource version; empty: it does not exist yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """Write this to the Lease if it still has `record.version`."""
 
     record: LeaseRecord
@@ -300,8 +297,7 @@ class _Slice(Narrow):
 _DECODER = msgspec.json.Decoder(_Slice)
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """An address and a named port."""
 
     address: str

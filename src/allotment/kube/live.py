@@ -6,8 +6,9 @@ systems with records, or of those that a scheduler takes over.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, TypeVar
+
+import msgspec
 
 from allotment.dialects.foreign.adoption import adopted_usage
 from allotment.dialects.foreign.base import ForeignDialect
@@ -28,6 +29,7 @@ from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.modes import SOFT
 from allotment.model.pods import ForeignPod
+from allotment.model.structs import replace
 
 _PAGE: Final = 500
 _TRIES: Final = 3
@@ -47,8 +49,7 @@ class _DatedPod(PodObject):
     metadata: _Dated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivePod:
+class LivePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that runs or waits."""
 
     need: PodNeed
@@ -76,8 +77,7 @@ class LivePod:
         return self.booking is None or bool(self.booking.containers)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCluster:
+class LiveCluster(msgspec.Struct, frozen=True):
     """A cluster's state."""
 
     nodes: tuple[NodeInventory, ...]

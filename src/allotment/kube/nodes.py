@@ -8,10 +8,10 @@ keys.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
+import msgspec
 import structlog
 
 from allotment.kube.clients import Api, Backoff, PatchKind
@@ -22,6 +22,7 @@ from allotment.model.errors import QuantityError
 from allotment.model.formats import BINARY_UNITS
 from allotment.model.pods import Pod, PodUid
 from allotment.model.quantities import parse_whole
+from allotment.model.structs import replace
 
 LABELS_ANNOTATION = "allotment.dev/labels"
 """On the node: the keys of our labels, to remove them after a restart."""
@@ -43,8 +44,7 @@ _log = structlog.get_logger(__name__)
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCondition:
+class NodeCondition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition of a node."""
 
     status: str
@@ -53,34 +53,32 @@ class NodeCondition:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFields:
+class NodeFields(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of this node's object."""
 
     name: str
     uid: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    capacity: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    capacity: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Quantities as written by the API server."""
-    allocatable: Mapping[str, str] = field(default_factory=dict)
-    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = msgspec.field(default_factory=dict)
+    conditions: Mapping[str, NodeCondition] = msgspec.field(default_factory=dict)
     """By type."""
     container_runtime: str = ""
     """Name and version: `containerd://2.3.7`."""
     kubelet_version: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The wanted fields. None: not set yet, so nothing is changed."""
 
     quantities: Mapping[str, int] | None = None
     """For the status's capacity and allocatable."""
     labels: Mapping[str, str] | None = None
-    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
+    conditions: Mapping[str, NodeCondition] = msgspec.field(default_factory=dict)
     """By type."""
-    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     """By key; None: remove this key. Other keys are not touched."""
 
 

@@ -9,8 +9,9 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, ObjectMissingError
@@ -29,8 +30,7 @@ _USER: Final = re.compile(r"request\.userInfo\.username [!=]= '([^']+)'")
 _ACCOUNT: Final = "system:serviceaccount:"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPolicies:
+class FoundPolicies(msgspec.Struct, frozen=True):
     """A cluster's policies and bindings; None: it has none of this name."""
 
     specs: Mapping[str, Spec | None]

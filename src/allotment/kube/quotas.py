@@ -2,7 +2,6 @@
 """Objects followed as a whole: ResourceQuotas, PodDisruptionBudgets, a ConfigMap."""
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -84,8 +83,7 @@ class BudgetObject(Narrow):
     status: _BudgetStatus = msgspec.field(default_factory=_BudgetStatus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The number of further evictions that a PodDisruptionBudget allows, and its selector."""
 
     namespace: str

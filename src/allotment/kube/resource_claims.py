@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -94,8 +93,7 @@ class _Claim(Narrow):
 _CLAIM = msgspec.json.Decoder(_Claim)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceClaim:
+class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """An allocated claim, as far as our driver serves it."""
 
     uid: str
@@ -104,7 +102,7 @@ class ResourceClaim:
     devices: tuple[AllocatedDevice, ...]
     parameters: tuple[Parameters, ...] = ()
     """The class's first: later ones win."""
-    capacities: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
 
     def __str__(self) -> str:
@@ -180,8 +178,7 @@ class _Slice(Narrow):
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(msgspec.Struct, frozen=True):
     """A slice at the server."""
 
     name: str

@@ -8,7 +8,6 @@ in memory.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -56,17 +55,16 @@ class _Resources(msgspec.Struct):
 _resources = msgspec.json.Decoder(_Resources)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharePod:
+class SharePod(msgspec.Struct, frozen=True, kw_only=True):
     """A SharePod, as stored by the API server."""
 
     uid: str
     namespace: str
     name: str
     version: str
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The author's part as JSON: all but the status."""
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: Mapping[str, Any] = msgspec.field(default_factory=dict)
     is_ending: bool = False
     problem: str = ""
     """Why it can have no pod, if its document is invalid."""
@@ -75,8 +73,7 @@ class SharePod:
         return f"SharePod {self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
+class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A SharePod's pod, and its version."""
 
     uid: str

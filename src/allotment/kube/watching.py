@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -50,8 +49,7 @@ class _Bookmark(msgspec.Struct):
 _BOOKMARK = msgspec.json.Decoder(_Bookmark)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject(Generic[ItemT, ValueT]):
+class Subject(msgspec.Struct, Generic[ItemT, ValueT], frozen=True):
     """The followed objects, and their conversion."""
 
     name: str
@@ -59,9 +57,9 @@ class Subject(Generic[ItemT, ValueT]):
     path: str
     item: type[ItemT]
     convert: Callable[[ItemT], ValueT]
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The field selector."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The label selector."""
     page: int = _PAGE
     """The page size of lists."""

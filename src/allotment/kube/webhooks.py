@@ -6,7 +6,6 @@ again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -44,23 +43,21 @@ _SECRET = msgspec.json.Decoder(_SecretObject)
 _CONFIGURATION = msgspec.json.Decoder(_ConfigurationObject)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSecret:
+class KeptSecret(msgspec.Struct, frozen=True):
     """A Secret as read."""
 
     version: str
-    data: Mapping[str, bytes] = field(default_factory=dict)
+    data: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Webhook:
+class Webhook(msgspec.Struct, frozen=True):
     """Our fields of a webhook."""
 
     name: str
     bundle: bytes = b""
     """Certificates in PEM."""
-    conditions: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Expressions of match conditions, by name."""
 
 

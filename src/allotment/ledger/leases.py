@@ -14,10 +14,11 @@ import errno
 import os
 import stat
 import struct
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from allotment.files import open_regular, read_regular
 from allotment.ledger import lease_layout as layout
@@ -25,6 +26,7 @@ from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,8 +47,7 @@ _PATIENCE: Final = 1000  # retries if a state changes while it is read
 _LENT: Final = struct.Struct("<QQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """One share's terms on one device: they fit in one word, and change atomically."""
 
     compute: Compute
@@ -67,16 +68,14 @@ class Terms:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(msgspec.Struct, frozen=True):
     """A share's place in the contract of one device; the serial changes with each owner."""
 
     number: int
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakenSeat:
+class TakenSeat(msgspec.Struct, frozen=True):
     """A seat in use by a share."""
 
     seat: Seat
@@ -84,8 +83,7 @@ class TakenSeat:
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(msgspec.Struct, frozen=True):
     """The terms of all shares of one device, at one moment."""
 
     uuid: str
@@ -97,8 +95,7 @@ class Contract:
     seats: tuple[TakenSeat, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SeatAccount:
+class SeatAccount(msgspec.Struct, frozen=True):
     """GPU time of one share on one device since it took its seat. Nanoseconds."""
 
     used_ns: int = 0
@@ -115,8 +112,7 @@ class SeatAccount:
     """Number of its processes that wait for the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leases:
+class Leases(msgspec.Struct, frozen=True):
     """The turns of one device."""
 
     accounts: Mapping[int, SeatAccount]
@@ -189,10 +185,11 @@ def take(directory: Path, share_id: str, terms: Terms) -> Seat:
     the contract cannot be read or written.
     """
     serial = ctypes.c_uint64()
-    number = int(
-        library().allot_contract_take(
+    number = _changed(
+        directory,
+        lambda: library().allot_contract_take(
             os.fsencode(directory), share_id.encode(), terms.pack(), ctypes.byref(serial)
-        )
+        ),
     )
     if number == -errno.ENOSPC and (
         len(read_contract(directory / CONTRACT).seats) == layout.SEAT_UNBOOKED
@@ -212,8 +209,11 @@ def change(directory: Path, seat: Seat, terms: Terms) -> None:
     Raises `DoesNotFitError` if guarantees exceed the device, `LedgerError` if the seat has another
     owner or the contract cannot be read or written.
     """
-    code = library().allot_contract_change(
-        os.fsencode(directory), seat.number, seat.serial, terms.pack()
+    code = _changed(
+        directory,
+        lambda: library().allot_contract_change(
+            os.fsencode(directory), seat.number, seat.serial, terms.pack()
+        ),
     )
     _check(code, directory, "change the contract")
 
@@ -223,9 +223,53 @@ def free(directory: Path, seat: Seat) -> None:
 
     Raises `LedgerError` if the contract cannot be written.
     """
-    code = int(library().allot_contract_free(os.fsencode(directory), seat.number, seat.serial))
+    code = _changed(
+        directory,
+        lambda: library().allot_contract_free(os.fsencode(directory), seat.number, seat.serial),
+    )
     if code != -errno.ENOENT:
         _check(code, directory, "free a seat")
+
+
+def _changed(directory: Path, call: Callable[[], int]) -> int:
+    """Return the result of a call that opens the device's contract for writing, without waiting."""
+    code = int(call())
+    if code == -errno.EAGAIN:  # a lease, which ends when the contract is opened here
+        with closing(KeptContracts()) as kept:
+            kept.keep(directory / CONTRACT)
+            code = int(call())
+    return code
+
+
+class KeptContracts:
+    """Contracts that stay open for writing, so that the kernel gives nobody a lease on them.
+
+    Root in a container, which may only read a contract, could take one (fcntl(2), F_SETLEASE): an
+    opening for writing waits then, or fails. To keep a contract ends a lease, after
+    `fs.lease-break-time` (45 s) at the latest. Meanwhile its holder gets no other one.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[tuple[int, int], int] = {}
+        """By file system and inode."""
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def keep(self, contract: Path) -> None:
+        """Keep a contract open. Of what is missing, or another user's, the next change tells."""
+        with suppress(OSError):
+            status = contract.stat(follow_symlinks=False)
+            inode = status.st_dev, status.st_ino
+            if inode in self._descriptors or not stat.S_ISREG(status.st_mode):
+                return
+            descriptor = os.open(contract, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if self._descriptors.setdefault(inode, descriptor) != descriptor:
+                os.close(descriptor)  # another thread was first
 
 
 def read_contract(path: Path) -> Contract:
@@ -318,8 +362,7 @@ def read_leases(contract: Contract, seats: Path | str) -> Leases:
     return Leases(accounts, distrusted)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeatNews:
+class _SeatNews(msgspec.Struct, frozen=True):
     """The content of one seat's file."""
 
     account: SeatAccount

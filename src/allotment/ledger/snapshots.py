@@ -8,9 +8,10 @@ import fcntl
 import os
 import struct
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from allotment.files import open_regular, read_regular
 from allotment.ledger import layout
@@ -28,8 +29,7 @@ _MOST_CACHED = 1024
 """Of what many shares read in turn have in common, or have kept since the last look."""
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePolicy:
+class DevicePolicy(msgspec.Struct, frozen=True):
     """Limits of a share on one device. Bytes."""
 
     uuid: str
@@ -43,8 +43,7 @@ class DevicePolicy:
     """Its programs must be clients of MPS."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerPolicy:
+class LedgerPolicy(msgspec.Struct, frozen=True):
     """Limits of a share on all its devices."""
 
     share_id: str
@@ -53,8 +52,7 @@ class LedgerPolicy:
     generation: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceUse(msgspec.Struct, frozen=True):
     """Use of one device by all processes of a share, in bytes, and refusals since its start.
 
     Compute figures cover all the share's processes since its creation; times are in nanoseconds.
@@ -82,8 +80,7 @@ class DeviceUse:
     """Sum of all waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUse:
+class ProcessUse(msgspec.Struct, frozen=True):
     """One live process of a share; `pid` as seen inside the share.
 
     `used`, `context` and `peak` are bytes, one number for each device of the policy; `context` is
@@ -107,8 +104,7 @@ class ProcessUse:
     """Of these, devices whose managed memory is all on the host because the share is suspended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True):
     """A ledger at one moment. `devices` has the order of `policy.devices`.
 
     `read_ns` is that moment on the monotonic clock, for rates between two readings.

@@ -6,9 +6,9 @@ do not collide.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
@@ -18,15 +18,14 @@ Labels = Mapping[str, str] | None
 MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """One metric. Its full name has the prefix of the daemon, and `_total` for a counter."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    values: tuple[str, ...] = field(default=())
+    values: tuple[str, ...] = msgspec.field(default=())
     """Values of a single label that start at zero, so that rates work."""
 
 

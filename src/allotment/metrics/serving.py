@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -37,8 +37,7 @@ def _nothing() -> Sequence[str]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Probes:
+class Probes(msgspec.Struct, frozen=True):
     """The checks behind the probes."""
 
     is_healthy: Check = _nothing

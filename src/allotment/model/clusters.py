@@ -6,8 +6,9 @@ init container plus the sidecars before it). This holds for each device separate
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigPlace, MigProfile, MigSlice
@@ -16,8 +17,7 @@ from allotment.model.pods import ContainerKind, ForeignPod, Pod, PodUid
 from allotment.model.requests import Request
 
 
-@dataclass(frozen=True, slots=True)
-class TakenPart:
+class TakenPart(msgspec.Struct, frozen=True):
     """The part of a device that is used or requested. Bytes; basis points of its time."""
 
     memory: int = 0
@@ -27,8 +27,7 @@ class TakenPart:
     """Modes of these shares; empty: there are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMig:
+class NodeMig(msgspec.Struct, frozen=True, kw_only=True):
     """The MIG state of a device, or its state once MIG is on."""
 
     profiles: tuple[MigProfile, ...]
@@ -40,8 +39,7 @@ class NodeMig:
     switches it on for the first slice, on an idle device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDevice:
+class NodeDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a node, as published by the node's agent."""
 
     uuid: str
@@ -55,7 +53,7 @@ class NodeDevice:
     max_shares: int = 63
     problem: str = ""
     """Why it takes no share for now: unhealthy, lost, cordoned. Empty: it takes shares."""
-    taken: TakenPart = field(default=TakenPart())
+    taken: TakenPart = msgspec.field(default=TakenPart())
     """Users without a placement of ours: host programs, pods placed by the agent alone, pods of an
     earlier device plugin."""
     guarantee: int = WHOLE
@@ -66,8 +64,7 @@ class NodeDevice:
     """Why slices are unavailable for a time although its modes allow them. Empty: available."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInventory:
+class NodeInventory(msgspec.Struct, frozen=True, kw_only=True):
     """A node with devices. Allocatable CPU in thousandths of a core, memory in bytes."""
 
     name: str
@@ -76,16 +73,15 @@ class NodeInventory:
     memory_bytes: int = 0
     host_budget_bytes: int = 0
     """Bytes that may be promised beyond device memory, backed by host memory."""
-    resized: Mapping[PodUid, int] = field(default_factory=dict)
+    resized: Mapping[PodUid, int] = msgspec.field(default_factory=dict)
     """The generation of the last resize in force, of each pod that has one."""
-    links: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
     `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60), and 100 for each NVLink through
     NVSwitches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedContainer:
+class WantedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """The request of one container of a pod."""
 
     name: str
@@ -95,8 +91,7 @@ class WantedContainer:
     """Position among the pod's containers, init containers first, as specified."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodNeed:
+class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
     """The full request of a pod; CPU and memory as kube-scheduler counts them."""
 
     uid: PodUid
@@ -114,8 +109,7 @@ class PodNeed:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedDevice:
+class PlacedDevice(msgspec.Struct, frozen=True):
     """A container's part of one device. Bytes; basis points of its time."""
 
     uuid: str
@@ -127,8 +121,7 @@ class PlacedDevice:
     slices of one GPU has a `PlacedDevice` for each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedContainer:
+class PlacedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """A container's devices, in the order in which the container sees them."""
 
     name: str
@@ -147,8 +140,7 @@ class PlacedContainer:
     """Basis points of each device's memory after a resize, for quotas; None: as requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedResize:
+class AcceptedResize(msgspec.Struct, frozen=True):
     """The text of `allotment.dev/resize` that a scheduler accepted."""
 
     wish: str = ""
@@ -157,8 +149,7 @@ class AcceptedResize:
     """Raised by each accepted text. The node reports the generation that is in force."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodBooking:
+class PodBooking(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod uses or will use on its node. Without containers: CPU and memory only."""
 
     uid: PodUid
@@ -166,17 +157,16 @@ class PodBooking:
     cpu_milli: int = 0
     memory_bytes: int = 0
     containers: tuple[PlacedContainer, ...] = ()
-    resize: AcceptedResize = field(default=AcceptedResize())
+    resize: AcceptedResize = msgspec.field(default=AcceptedResize())
     """Until its node has it in force, the amounts are the larger ones of before and after."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceQuota:
+class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
     """What one ResourceQuota allows in its namespace."""
 
     namespace: str
     name: str
-    hard: Mapping[str, str] = field(default_factory=dict)
+    hard: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Limits of extended resources, by name: `limits.nvidia.com/gpumem: 40960`."""
     is_scoped: bool = False
     """It applies to some pods only, by priority class or lifetime."""
@@ -185,8 +175,7 @@ class NamespaceQuota:
         return f"ResourceQuota {self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protected:
+class Protected(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a pod that a disruption budget reads."""
 
     namespace: str
@@ -194,8 +183,7 @@ class Protected:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPod:
+class ClusterPod(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a pod that the scheduler reads."""
 
     uid: PodUid
@@ -231,7 +219,7 @@ class ClusterPod:
     foreign: ForeignPod | None = None
     """The original pod, if it is bound and another system may have assigned GPUs to it. The node's
     own state decides which."""
-    labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
+    labels: Mapping[str, str] = msgspec.field(default_factory=lambda: NO_LABELS)
     """Labels of a bound pod that runs; disruption budgets select by them."""
 
     def __str__(self) -> str:

@@ -8,13 +8,15 @@ are kept in basis points: 10000 is a whole device.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import Any
 
+import msgspec
+
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_percent
+from allotment.model.structs import replace
 
 WHOLE = 10_000
 """A whole device, in basis points."""
@@ -46,8 +48,7 @@ _URGENCY = tuple(reversed(ComputeClass))
 """The most urgent class last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True):
     """A share's part of each of its devices. Basis points: 10000 is a whole device.
 
     The default applies to shares without a compute request: `is_governed` is false. While this is

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device of a machine: a physical GPU or a MIG device."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 MPS_CLIENTS: Final = 48
 """Clients of one MPS server, at least (docs.nvidia.com/deploy/mps), one for each share.
@@ -16,8 +17,7 @@ def mps_clients(cuda_version: int) -> int:
     return 60 if cuda_version >= 13_010 else MPS_CLIENTS  # noqa: PLR2004 - as the driver writes it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSlice:
+class DeviceSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The slice that a MIG device is."""
 
     gpu: str
@@ -30,8 +30,7 @@ class DeviceSlice:
     compute_instance: int
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """A GPU or MIG device. `index` is for display only: it can change with each boot."""
 
     uuid: str

@@ -8,9 +8,10 @@ its profile allows, and no two instances overlap. Some profiles, like those with
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+
+import msgspec
 
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_percent
@@ -18,8 +19,7 @@ from allotment.model.formats import format_bytes, format_percent
 _ID = re.compile(r"(?P<gpu>[^\[\]]+)\[(?P<group>[^\[\]]+)-(?P<position>[0-9]{1,4})\]")
 
 
-@dataclass(frozen=True, slots=True)
-class MigTemplate:
+class MigTemplate(msgspec.Struct, frozen=True):
     """A number of equal slices in a group."""
 
     name: str
@@ -29,8 +29,7 @@ class MigTemplate:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class MigGroup:
+class MigGroup(msgspec.Struct, frozen=True):
     """A set of slices that one GPU may be cut into at the same time."""
 
     name: str
@@ -64,8 +63,7 @@ class MigGroup:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MigModelGroups:
+class MigModelGroups(msgspec.Struct, frozen=True):
     """The groups of some models, in the order in which they are tried."""
 
     models: tuple[str, ...]
@@ -144,8 +142,7 @@ def allowed_profiles(
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class MigGroupSlot:
+class MigGroupSlot(msgspec.Struct, frozen=True):
     """One slice of a group on one GPU."""
 
     gpu: str
@@ -168,8 +165,7 @@ class MigGroupSlot:
         return cls(found["gpu"], found["group"], int(found["position"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigProfile:
+class MigProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A shape of GPU instance that a GPU offers (`nvmlGpuInstanceProfileInfo_t`)."""
 
     name: str
@@ -204,8 +200,7 @@ class MigProfile:
         return _attributes(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
+class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
     """An existing GPU instance, with its one compute instance if that exists."""
 
     profile: int
@@ -220,8 +215,7 @@ class MigInstance:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigGpu:
+class MigGpu(msgspec.Struct, frozen=True, kw_only=True):
     """The MIG state of one GPU, as its driver reports it."""
 
     uuid: str
@@ -233,8 +227,7 @@ class MigGpu:
     instances: tuple[MigInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MigPlace:
+class MigPlace(msgspec.Struct, frozen=True, order=True):
     """The place of a slice on its GPU, as decided by a scheduler."""
 
     profile: str
@@ -253,8 +246,7 @@ class MigHold(Enum):
     """Foreign: created by another tool and never touched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigSlice:
+class MigSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A range of slots for the planner: an existing or decided slice."""
 
     profile: int
@@ -266,8 +258,7 @@ class MigSlice:
     """Name of its user, for display. Empty: unused, or unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigLayout:
+class MigLayout(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU for the planner."""
 
     gpu: str
@@ -313,8 +304,7 @@ class MigLayout:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigRequest:
+class MigRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for slices: by profile name, or by minimum size."""
 
     profile: str = ""

@@ -5,8 +5,9 @@ Other rooms ask for a trait and do not compare names. `allotment.modes` has what
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, get_args
+
+import msgspec
 
 SOFT: Final = "soft"
 MPS: Final = "mps"
@@ -29,8 +30,7 @@ STRONGEST_FIRST: Final = (MIG, SOFT, MPS)
 """Apart by hardware; by turns; side by side, where one's fault ends the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about all shares of a mode, for code that does not depend on the mode itself."""
 
     has_shim: bool = False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A placement: the devices that serve a request, and how much of each, or why none can."""
 
-from dataclasses import dataclass
+import msgspec
 
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
@@ -13,8 +13,7 @@ MAX_SHARES = 63
 """Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(msgspec.Struct, frozen=True):
     """A device and its current shares.
 
     `problem` is the reason why a device takes no share; empty: healthy.
@@ -74,8 +73,7 @@ class DeviceState:
         return max(0, self.unguaranteed - self.floor)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A part of one device."""
 
     device: Device
@@ -88,16 +86,14 @@ class Placed:
     """For a MIG device, its profile name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The decision: distinct devices, in the order in which the workload sees them."""
 
     request: Request
     devices: tuple[Placed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Whether one device can serve the request, with the figures.
 
     `reason` is empty if it can; else a phrase like `too little memory left`. Memory is in bytes,
@@ -118,8 +114,7 @@ class Verdict:
         return not self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """Each device's verdict on one request; without a placement, they are the reasons."""
 
     request: Request

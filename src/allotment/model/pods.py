@@ -2,9 +2,10 @@
 """A pod's identity and its containers' GPU requests. No API objects."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 from allotment.model.mig import MigPlace
 from allotment.model.requests import Request
@@ -22,8 +23,7 @@ class ContainerKind(StrEnum):
     REGULAR = "regular"
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """A container with its resources: its `limits`, in whole numbers.
 
     For extended resources, requests equal limits. A quantity like `4Gi` is in bytes.
@@ -31,7 +31,7 @@ class Container:
 
     name: str
     kind: ContainerKind
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, int] = msgspec.field(default_factory=dict)
     has_finished: bool = False
     """It has ended and will not restart."""
     is_started: bool = False
@@ -42,8 +42,7 @@ class Container:
     is_privileged: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as reported by the API server."""
 
     uid: PodUid
@@ -51,7 +50,7 @@ class Pod:
     namespace: str
     name: str
     node: str = ""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Only those with the prefix `allotment.dev/`."""
     containers: tuple[Container, ...] = ()
     """Init containers first, in the order of the specification."""
@@ -72,8 +71,7 @@ class Pod:
         return next((container for container in self.containers if container.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The container that a share is for, and the resource by which it was requested.
 
     Or a request of a ResourceClaim, which any number of containers and pods may use: `uid` and
@@ -102,8 +100,7 @@ class Owner:
         return f"{self.namespace}/{self.pod}/{self.container}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerAsk:
+class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     """One container's request, independent of dialect."""
 
     container: str
@@ -123,33 +120,31 @@ class ContainerAsk:
     """In mode `mig`, the slice of each of `devices`; empty: not chosen yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignContainer:
+class ForeignContainer(msgspec.Struct, frozen=True, kw_only=True):
     """A container as its author wrote it; quantities are texts."""
 
     name: str
     kind: ContainerKind = ContainerKind.REGULAR
-    limits: Mapping[str, str] = field(default_factory=dict)
-    requests: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = msgspec.field(default_factory=dict)
+    requests: Mapping[str, str] = msgspec.field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Variables with a literal value."""
     is_privileged: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignPod:
+class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as its author wrote it."""
 
     namespace: str
     name: str
     """May be only a name prefix before the API server generates the name."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     containers: tuple[ForeignContainer, ...] = ()
     """Init containers first."""
     scheduler: str = ""
     node: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -8,9 +8,10 @@ always raises `QuantityError`, with the text and the accepted units.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+
+import msgspec
 
 from allotment.model.errors import QuantityError
 from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS, format_bytes
@@ -46,8 +47,7 @@ _MEMORY_HINT = (
 _PART_HINT = _MEMORY_HINT + ", or a part of each device, like 25%"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryAmount:
+class MemoryAmount(msgspec.Struct, frozen=True):
     """Memory on each device: bytes, or a part of the device.
 
     Exactly one of both is set. `part` is exact and in (0, 1].

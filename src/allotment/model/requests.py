@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request: what a workload asks for, in any dialect."""
 
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
+
+import msgspec
 
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.mig import MigModelGroups
 from allotment.model.modes import SOFT
 from allotment.model.quantities import MemoryAmount
+from allotment.model.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRule:
+class ModelRule(msgspec.Struct, frozen=True):
     """A model name or substring. Case is ignored; a space, `-` and `_` are the same."""
 
     text: str
@@ -19,8 +20,7 @@ class ModelRule:
     """It is the whole model name; else a substring."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constraints:
+class Constraints(msgspec.Struct, frozen=True):
     """Which devices may serve a request, alone and together."""
 
     models: tuple[ModelRule, ...] = ()
@@ -44,8 +44,7 @@ class Constraints:
     """NVLink between each two of its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
+class DeviceWeights(msgspec.Struct, frozen=True):
     """Weights for comparing devices of one node. At least one is above 0."""
 
     shares: int = 1
@@ -53,8 +52,7 @@ class DeviceWeights:
     memory: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(msgspec.Struct, frozen=True):
     """Policy names in a chain, which choose among fitting places; empty: the default."""
 
     node_policies: tuple[str, ...] = ()
@@ -62,15 +60,14 @@ class Preferences:
     weights: DeviceWeights | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """`count` distinct devices, with `memory` and `compute` on each."""
 
     memory: MemoryAmount
     count: int = 1
-    selectors: tuple[str, ...] = field(default=())
+    selectors: tuple[str, ...] = msgspec.field(default=())
     """UUIDs (or prefixes) and model names; a device has to match one. Empty: any device."""
-    compute: Compute = field(default=Compute())
+    compute: Compute = msgspec.field(default=Compute())
     floor: int = 0
     """For a request without compute, in mode `soft`: basis points of a device's time that must not
     be guaranteed to others. All such shares of a device use them together."""
@@ -86,8 +83,8 @@ class Request:
     mig_groups: tuple[MigModelGroups, ...] = ()
     """Allow-list of profiles per model, by configured memory (`allowed_profiles`). If non-empty,
     only listed profiles may be cut, and `mig_profile` must be one of them."""
-    constraints: Constraints = field(default=Constraints())
-    preferences: Preferences = field(default=Preferences())
+    constraints: Constraints = msgspec.field(default=Constraints())
+    preferences: Preferences = msgspec.field(default=Preferences())
 
     @property
     def asks_compute(self) -> bool:

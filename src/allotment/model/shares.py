@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A share: a workload's part of one or more devices, and its stored state."""
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 from allotment.model.compute import Compute
 from allotment.model.pods import Owner
@@ -36,8 +37,7 @@ class Excess(StrEnum):
     """Its programs on the device are killed, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True):
     """Amounts of a device: bytes, and basis points of its time."""
 
     memory_bytes: int
@@ -45,15 +45,14 @@ class Amounts:
     ceiling: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShareDevice:
+class ShareDevice(msgspec.Struct, frozen=True):
     """A device of a share, and the share's part of it."""
 
     uuid: str
     name: str
     memory_bytes: int
     """The booked limit; the limit in force is in the ledger."""
-    compute: Compute = field(default=Compute())
+    compute: Compute = msgspec.field(default=Compute())
     """As booked; the compute in force is in the contract."""
     is_oversubscribed: bool = False
     """Its memory may live on the host, within the host's budget."""
@@ -75,8 +74,7 @@ class ShareDevice:
         return self.gpu or self.uuid
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
+class Runner(msgspec.Struct, frozen=True):
     """The process that a share belongs to, identified safely against pid reuse."""
 
     pid: int
@@ -95,8 +93,7 @@ class SuspendedBy(StrEnum):
     """By the shim: memory that may live on the host; contexts stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(msgspec.Struct, frozen=True):
     """State of a share that is suspended, or in transition."""
 
     since: float
@@ -108,8 +105,7 @@ class Suspension:
     """Pids already stopped before; they stay stopped after resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The stored record of a share (`share.json`)."""
 
     id: ShareId
@@ -125,7 +121,7 @@ class Share:
     """The description of the simulated machine."""
     runner: Runner | None = None
     """None: the share stays until it is removed."""
-    command: tuple[str, ...] = field(default=())
+    command: tuple[str, ...] = msgspec.field(default=())
     user_id: int = 0
     cdi_spec: str | None = None
     """Path of the CDI spec file of the share, removed with it."""

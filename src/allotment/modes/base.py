@@ -5,8 +5,9 @@ A mode has no state of its own: its files are in a share's directory and in the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from allotment.ledger import Ledger, SeatAccount, Terms
 from allotment.ledger.leases import DeviceFiles
@@ -15,8 +16,7 @@ from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(msgspec.Struct, frozen=True):
     """A share's use of one device."""
 
     account: SeatAccount

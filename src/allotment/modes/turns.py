@@ -17,10 +17,11 @@ import stat
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.files import read_regular
 from allotment.ledger.lease_layout import CONTRACT_SIZE
@@ -28,6 +29,7 @@ from allotment.ledger.leases import (
     CONTRACT,
     SEATS,
     Contract,
+    KeptContracts,
     Seat,
     Terms,
     create_device,
@@ -45,8 +47,7 @@ _DRAFT = ".new-"
 _SHARED = 0o002
 
 
-@dataclass(frozen=True, slots=True)
-class LinkNames:
+class LinkNames(msgspec.Struct, frozen=True):
     """The names in a share's folder for one of its devices."""
 
     contract: str
@@ -131,6 +132,12 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             _remove_old_seats(path, contract)
 
 
+def keep_contracts(devices: Path, kept: KeptContracts) -> None:
+    """Keep all contracts open, so that no program can refuse their change."""
+    for path in _folders(devices):
+        kept.keep(path / CONTRACT)
+
+
 def _mend(path: Path, contract: Contract) -> None:
     """Repair the seats' files of a device, and record the shares that damaged them."""
     for taken in contract.seats:
@@ -193,8 +200,7 @@ _MOST: Final = 256
 """Hostile programs can cause any number: the oldest are dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A file that was damaged, and is repaired."""
 
     message: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
 
 from allotment.model.accounting import (
     DeviceAmount,
@@ -24,6 +25,7 @@ from allotment.model.accounting import (
 )
 from allotment.model.mig import MigPlace
 from allotment.model.modes import mode_of_all, traits_of
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
     from allotment.model.clusters import NodeDevice, PlacedContainer
@@ -45,21 +47,20 @@ class Footprint(NamedTuple):
         return max((each.floor for each in self.shares), default=0)
 
 
-@dataclass(slots=True)
-class Load:
+class Load(msgspec.Struct):
     """The total use of one device. Counts are numbers of shares."""
 
     fixed: int = 0
     oversubscribed: int = 0
     guarantee: int = 0
     shares: int = 0
-    modes: dict[str, int] = field(default_factory=dict)
-    affinities: dict[str, int] = field(default_factory=dict)
-    anti_affinities: dict[str, int] = field(default_factory=dict)
-    exclusions: dict[str, int] = field(default_factory=dict)
-    floors: dict[int, int] = field(default_factory=dict)
+    modes: dict[str, int] = msgspec.field(default_factory=dict)
+    affinities: dict[str, int] = msgspec.field(default_factory=dict)
+    anti_affinities: dict[str, int] = msgspec.field(default_factory=dict)
+    exclusions: dict[str, int] = msgspec.field(default_factory=dict)
+    floors: dict[int, int] = msgspec.field(default_factory=dict)
     """Number of shares by floor."""
-    slices: dict[MigPlace, int] = field(default_factory=dict)
+    slices: dict[MigPlace, int] = msgspec.field(default_factory=dict)
     """Slices of pods. A count above 1 at one place means an invalid placement."""
 
     def copy(self) -> Load:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import traits_of
 from allotment.model.placements import DeviceState, Judgement, Verdict
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.booking import Footprint
 from allotment.placement.constraints import (
     OF_OTHER_AFFINITY,
@@ -92,8 +94,7 @@ class Reason(StrEnum):
     """The pod's new amounts are invalid, or its mode cannot change them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why a node, a quota or another part of the cluster refuses a pod."""
 
     reason: str
@@ -109,8 +110,7 @@ class Refusal:
     """Details of single devices, shown if the report is about one node."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalGroup:
+class RefusalGroup(msgspec.Struct, frozen=True):
     """Nodes with the same refusal."""
 
     reason: str
@@ -121,8 +121,7 @@ class RefusalGroup:
     """Further facts: the models of these nodes, or their cordons."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadEnd:
+class DeadEnd(msgspec.Struct, frozen=True):
     """Result of a search: the container without a place, and each device's verdict."""
 
     depth: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.booking import host_part
 from allotment.placement.constraints import keeps_company, unsuited
 from allotment.placement.mig import is_served, room_of

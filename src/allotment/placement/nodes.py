@@ -6,13 +6,13 @@ Use is kept as sums by device, so adding or removing a pod has constant cost.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 from allotment.model.accounting import DeviceAmount
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.booking import Footprint, Load, base_load, footprint
 from allotment.placement.cluster.arrays import Arrays, DeviceRoom
 from allotment.placement.explain import (

@@ -9,14 +9,16 @@ pod that never runs at the same time. Of several devices, one model comes next. 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby, islice
 from types import MappingProxyType
+
+import msgspec
 
 from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.modes import traits_of
 from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
 from allotment.model.requests import Constraints, DeviceWeights, Request
+from allotment.model.structs import replace
 from allotment.placement.constraints import Links, link_score
 from allotment.placement.judge import TOO_LITTLE_HOST_MEMORY, judge, overflow
 from allotment.placement.selections import Candidate, Effort, selections
@@ -30,16 +32,15 @@ _PLAIN = DeviceWeights(shares=0)
 """Default weights: time and memory left count equally."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChain:
+class DeviceChain(msgspec.Struct, frozen=True, kw_only=True):
     """How devices of one node are compared for one request."""
 
     policies: tuple[str, ...] = ("binpack",)
     weights: DeviceWeights | None = None
-    ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    ranks: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
     """Ranks by UUID from policies over the whole cluster, by policy; devices of equal cost have
     equal ranks. A policy neither here nor built in packs."""
-    others: Mapping[str, "DeviceChain"] = field(default_factory=dict)
+    others: Mapping[str, "DeviceChain"] = msgspec.field(default_factory=dict)
     """Different chains for some modes."""
 
     @property

@@ -8,7 +8,6 @@ prefer, with backtracking, within `MOST_EFFORT`. Slices follow `placement.mig`.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from allotment.model.accounting import overlap
 from allotment.model.clusters import (
@@ -26,6 +25,7 @@ from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import Judgement, Verdict
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.booking import seen
 from allotment.placement.constraints import may_join, unsuited
 from allotment.placement.explain import DeadEnd

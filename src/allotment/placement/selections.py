@@ -8,8 +8,9 @@ sixteen equal GPUs is one set, not 12,870.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigRequest
 from allotment.model.placements import Verdict
@@ -19,8 +20,7 @@ from allotment.placement.mig import MigRefusal, choose, serving
 from allotment.placement.mig.slots import Place, Slots, TakenSlots, cover, loss, slots_of
 
 
-@dataclass(slots=True)
-class Effort:
+class Effort(msgspec.Struct):
     """How many more sets, whole and partial, may be examined."""
 
     left: int
@@ -41,8 +41,7 @@ class Effort:
             self.left -= before - lent.left
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A device that fits alone."""
 
     verdict: Verdict
@@ -71,8 +70,7 @@ def selections(
     return _extend((), candidates, _Rules(request, host_budget, effort, links))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(msgspec.Struct, frozen=True):
     request: Request
     host_budget: int
     effort: Effort
@@ -158,8 +156,7 @@ def slice_sets(
     yield from _All(groups[-1], request, effort, may_join, tries_larger=tries_larger).sets()
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """A GPU's own options."""
 
     site: Site

@@ -8,7 +8,6 @@ these states.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from allotment.model.mig import (
 from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import DeviceState
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.booking import Footprint, HeldPart, Load, footprint, host_part
 from allotment.placement.constraints import link_score
 from allotment.placement.mig import serving

@@ -7,8 +7,9 @@ condition.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
 
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.dialects.foreign.settings import foreign_dialects
@@ -35,6 +36,7 @@ from allotment.model.errors import UsageError
 from allotment.model.modes import SOFT, traits_of
 from allotment.model.pods import ForeignPod, Pod
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.cluster.filters import largest
 from allotment.placement.constraints import unsuited
@@ -277,8 +279,7 @@ def _reserved(cluster: Cluster, pod: LivePod, live: LiveCluster) -> PodBooking |
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class UnplacedUsage:
+class UnplacedUsage(msgspec.Struct, frozen=True):
     """The devices that a node's agent gave a pod."""
 
     node: NodeInventory

@@ -2,7 +2,6 @@
 """Reads a pod, the cluster and the quotas for `allot explain`."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
@@ -62,8 +61,7 @@ class _SharePod(msgspec.Struct):
     status: _SharePodStatus = msgspec.field(default_factory=_SharePodStatus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The data from the API server."""
 
     item: AskedPod
@@ -73,7 +71,7 @@ class Evidence:
     quotas: tuple[NamespaceQuota, ...] = ()
     problems: tuple[str, ...] = ()
     """What could not be read."""
-    settings: DialectSettings = field(default=DialectSettings())
+    settings: DialectSettings = msgspec.field(default=DialectSettings())
     """For dialects and quotas."""
 
     @property
@@ -215,8 +213,7 @@ class Obstacles(StrEnum):
     """Free room on a node is reserved for a pod of the same or higher priority."""
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePart:
+class DevicePart(msgspec.Struct, frozen=True):
     """A container's part of one device."""
 
     placed: PlacedDevice
@@ -224,8 +221,7 @@ class DevicePart:
     """None if the node does not report this device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSummary:
+class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A container that asks for GPUs, and its devices."""
 
     name: str
@@ -237,8 +233,7 @@ class ContainerSummary:
     parts: tuple[DevicePart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """All facts about a pod."""
 
     namespace: str

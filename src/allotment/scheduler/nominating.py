@@ -79,7 +79,8 @@ class Nominating:
 
         async def write(pod: ClusterPod, node: str) -> None:
             async with slots:
-                await self._write(pod, node)
+                if self._is_still_for(pod, node):
+                    await self._write(pod, node)
 
         async with asyncio.TaskGroup() as group:
             while True:
@@ -114,6 +115,17 @@ class Nominating:
         # Its choice may be a node where other pods are expected on all devices: not nominated.
         booking = self._book.booking(pod.uid)
         return booking.node if booking is not None else ""
+
+    def _is_still_for(self, pod: ClusterPod, node: str) -> bool:
+        """Whether a nomination is of use after its wait for a connection."""
+        booking = self._book.booking(pod.uid)
+        return (
+            self._left_s() > 0
+            and self._clock() >= self._forbidden_until
+            and self._waiting.is_ahead(pod.uid)
+            and booking is not None
+            and booking.node == node
+        )
 
     async def _write(self, pod: ClusterPod, node: str | None) -> None:
         try:

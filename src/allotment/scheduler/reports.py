@@ -5,9 +5,9 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from allotment.dialects.own.placement import RESIZE
@@ -59,8 +59,7 @@ _HANDSHAKES_SAME_S: Final = 3600.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
+class _Report(msgspec.Struct, frozen=True):
     """The last report about a pod for one reason."""
 
     gist: str

@@ -9,7 +9,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -33,6 +32,7 @@ from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import AllotError
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import (
     Adoption,

@@ -10,11 +10,11 @@ import asyncio
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Final, NoReturn
 
+import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -191,8 +191,7 @@ Observer = Callable[[float, int], None]
 async def _at_once() -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardSettings:
+class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the extender: only kube-scheduler may connect."""
 
     secret: str = "allotment-kube-scheduler"  # noqa: S105 - its name
@@ -201,8 +200,7 @@ class GuardSettings:
     """The extender's host names in the serving certificate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenSettings:
+class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The webhook's address and certificates."""
 
     listen: str = ":9443"
@@ -214,13 +212,13 @@ class ListenSettings:
     """The MutatingWebhookConfiguration; None: another program writes its caBundle."""
     names: tuple[str, ...] = ()
     """Additional names and addresses for the certificate."""
-    lives: Lives = field(default=Lives())
+    lives: Lives = msgspec.field(default=Lives())
     client_authority: Path | None = None
     """The CA of the API server's client certificate, in PEM; None: any client may connect."""
     guard: GuardSettings | None = None
     """None: the extender answers any client, or uses certificates from files."""
     look_s: float = 30.0
-    webhook: WebhookSettings = field(default=WebhookSettings())
+    webhook: WebhookSettings = msgspec.field(default=WebhookSettings())
 
 
 class WebhookService:

@@ -3,7 +3,6 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -22,14 +21,14 @@ from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import SOFT
 from allotment.model.quantities import parse_memory
+from allotment.model.structs import replace
 from allotment.scheduler.admission.webhook import Defaults, WebhookSettings
 from allotment.scheduler.core.reservations import BookSettings
 from allotment.scheduler.serving import ListenSettings
 from allotment.scheduler.tls.authority import Lives
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseName:
+class LeaseName(msgspec.Struct, frozen=True):
     """The Lease by which replicas elect a leader."""
 
     namespace: str
@@ -39,8 +38,7 @@ class LeaseName:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(msgspec.Struct, frozen=True):
     """The Service without selector by which kube-scheduler reaches the leader."""
 
     namespace: str
@@ -49,8 +47,7 @@ class Reached:
     """This replica's IP address, written to the Service's endpoints while it leads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`allot scheduler`'s options."""
 
     kubeconfig: Path | None = None
@@ -66,15 +63,15 @@ class SchedulerSettings:
     """Default modes of pods, the best first."""
     compute_floor: int = DEFAULT_FLOOR
     """Basis points of a GPU's time kept for its pods without a compute request."""
-    book: BookSettings = field(default=BookSettings())
+    book: BookSettings = msgspec.field(default=BookSettings())
     lease: LeaseName | None = None
     """None: this replica always leads."""
     reached: Reached | None = None
     """None: another program routes kube-scheduler to the leader."""
-    lease_times: LeaseTimes = field(default=LeaseTimes())
+    lease_times: LeaseTimes = msgspec.field(default=LeaseTimes())
     webhook: ListenSettings | None = None
     """None: no webhook."""
-    dialects: DialectSettings = field(default=DialectSettings())
+    dialects: DialectSettings = msgspec.field(default=DialectSettings())
     take_over: frozenset[str] = frozenset()
     """Dialects whose running pods count."""
     identity: str = ""
@@ -125,11 +122,10 @@ class WebhookSection(msgspec.Struct, kw_only=True, rename="camel"):
     ignored_namespaces: tuple[str, ...] = tuple(sorted(_USUAL.ignored_namespaces))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSettings:
+class FileSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of the file; defaults without one."""
 
-    dialects: DialectSettings = field(default=DialectSettings())
+    dialects: DialectSettings = msgspec.field(default=DialectSettings())
     webhook: WebhookSettings = _USUAL
     names: tuple[str, ...] = ()
     """Additional names and addresses for the webhook's certificate."""

@@ -9,9 +9,9 @@ server, so repeats, restarts and two leaders are harmless.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
+import msgspec
 import structlog
 
 from allotment.dialects.foreign.kubeshare import (
@@ -37,8 +37,7 @@ _REFUSED: Final = "ErrValueError"
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharePodTimes:
+class SharePodTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals in seconds."""
 
     look_s: float = 10.0
@@ -56,8 +55,7 @@ class EventWriter(Protocol):
     def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None: ...
 
 
-@dataclass(slots=True)
-class _Trouble:
+class _Trouble(msgspec.Struct):
     """A failed SharePod and its next retry."""
 
     document: Mapping[str, Any]

@@ -8,8 +8,9 @@ holds the state folder's lock, so the result is exact against every other writer
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from allotment.ledger.leases import CONTRACT, TakenSeat, Terms, change, read_contract
 from allotment.model.accounting import (
@@ -27,6 +28,7 @@ from allotment.model.modes import mode_of_all
 from allotment.model.placements import DeviceState
 from allotment.model.pods import Owner, PodUid
 from allotment.model.shares import Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.placement.booking import Promised, budget_left
 from allotment.shares.failpoints import failpoint
@@ -34,8 +36,7 @@ from allotment.shares.folders import StateFolder, explained
 from allotment.shares.record import RECORD, LoadedShare, read_record, read_share
 
 
-@dataclass(slots=True)
-class Booking:
+class Booking(msgspec.Struct):
     """The booked amounts of one device: bytes, and basis points of its time."""
 
     memory: int = 0
@@ -45,7 +46,7 @@ class Booking:
     shares: int = 0
     mode: str = ""
     """The mode of these shares."""
-    sharers: list[str] = field(default_factory=list)
+    sharers: list[str] = msgspec.field(default_factory=list)
     """Names of these shares."""
     reusable: int = 0
     """Bytes booked in addition for the viewer's pod, by containers not in use with the viewer."""

@@ -14,9 +14,10 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from allotment.devices.mig_slices import CapabilityNode, capability_nodes
 from allotment.devices.watching import driver_facts
@@ -44,8 +45,7 @@ Edits = dict[str, list[Any]]
 """CDI's containerEdits: env, deviceNodes, mounts, hooks."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostMount:
+class HostMount(msgspec.Struct, frozen=True):
     """A bind mount into a container."""
 
     host_path: str
@@ -53,8 +53,7 @@ class HostMount:
     is_read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CdiContent:
+class CdiContent(msgspec.Struct, frozen=True):
     """The files for a share's container, as paths on this machine."""
 
     directory: Path
@@ -72,7 +71,7 @@ class CdiContent:
     """A file that identifies the share's processes, in modes without a ledger."""
     visible: Path | None = None
     """A file that lists the container's simulated GPUs, which have no device nodes."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """More environment variables."""
     folders: tuple[HostMount, ...] = ()
     """More mounts."""

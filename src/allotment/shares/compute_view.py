@@ -2,15 +2,16 @@
 """A share's use of one device's compute, beside what it was promised."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import Compute, exceeds, in_full
+from allotment.model.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """A share's use of one device between two looks, in parts of that time."""
 
     gpu: float
@@ -21,8 +22,7 @@ class Rates:
     lent: float
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeView:
+class ComputeView(msgspec.Struct, frozen=True):
     """A share's promised part of one device's compute, and its use so far."""
 
     promised: Compute

@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
 from allotment.devices.nvml import Nvml
@@ -51,8 +52,7 @@ _WORK_S: Final = 120.0
 _OFF: Final = "; MIG is switched off"
 
 
-@dataclass(frozen=True, slots=True)
-class _Blockers:
+class _Blockers(msgspec.Struct, frozen=True):
     """The users that block a mode change, named for people."""
 
     users: tuple[str, ...] = ()
@@ -68,8 +68,7 @@ class _Blockers:
         return ", ".join(self.users)
 
 
-@dataclass(kw_only=True)
-class ModeChange:
+class ModeChange(msgspec.Struct, kw_only=True, dict=True):
     """One GPU and its new modes. `modes` None: all."""
 
     folder: StateFolder
@@ -79,10 +78,10 @@ class ModeChange:
     may_reset: bool = False
     tell: Callable[[str], None] = lambda _: None
     """Reports the users that it waits for, on each change."""
-    _policy: ModePolicy = field(init=False, default_factory=lambda: ModePolicy(()))
-    _was_on: bool = field(init=False, default=False)
+    _policy: ModePolicy = ModePolicy(())
+    _was_on: bool = False
     """MIG was on at the beginning."""
-    _gave_up_claim: bool = field(init=False, default=False)
+    _gave_up_claim: bool = False
     """The claim on MIG mode was given up, so that freed orphans do not switch it off."""
 
     def carry_out(self, *, patience_s: float | None) -> str:

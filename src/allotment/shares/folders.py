@@ -182,12 +182,9 @@ class StateFolder:
             raise explained(error, path, "make the state folder") from error
         self._version()
 
-    def open_events(self, flags: int, *, create: bool = False) -> int:
+    def open_events(self, flags: int) -> int:
         """Open the file of events, which is for all who may make shares here; raise `OSError`."""
-        path = self.root / "events"
-        if create and not path.exists():
-            _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
-        return open_regular(path, flags)
+        return open_regular(self.root / "events", flags)
 
     @contextmanager
     def in_turn(
@@ -283,9 +280,9 @@ class StateFolder:
                 folder.chmod(permissions)  # subfolders are shared by all users like the root
         is_for_all = permissions & 0o002
         mode = 0o666 if is_for_all else 0o644
-        _make_file(self.root / "lock", b"", mode)
+        for name in ("lock", "events"):
+            _make_file(self.root / name, b"", mode)
         if is_for_all:  # root's, so that no user can close, remove or replace it
-            _make_file(self.root / "events", b"", mode)
             for folder in self._inside():
                 with suppress(FileExistsError):
                     folder.mkdir()
@@ -297,7 +294,7 @@ class StateFolder:
         return (self.root / _INSIDE,) if self.root.stat().st_mode & 0o002 else ()
 
     def _check_owners(self) -> bool:
-        """Refuse what another user could replace: our shares, our libraries, the lock.
+        """Refuse what another user could replace: shares, libraries, the lock and the events.
 
         A folder's owner may rename any file in it, whatever its mode, and a file's owner may close
         or remove it. Programs would take a share of another user's making for theirs. So only root
@@ -306,7 +303,7 @@ class StateFolder:
         is_complete = True
         folders = (self.shares, self.devices, self.queue, *self._inside())
         libraries = (self.shims, self.simulated, self.libraries)
-        files = (self.root / "lock", self.root / "version")
+        files = (self.root / "lock", self.root / "events", self.root / "version")
         for path in (self.root, *folders, *libraries, *files):
             try:
                 status = path.stat(follow_symlinks=path == self.root)

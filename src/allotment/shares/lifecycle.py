@@ -13,8 +13,9 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.devices import Device
@@ -73,8 +74,7 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontDoor:
+class FrontDoor(msgspec.Struct, frozen=True, kw_only=True):
     """What a front door adds when a share is created."""
 
     locked: Callable[[], AbstractContextManager[None]]

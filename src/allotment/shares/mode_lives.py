@@ -8,13 +8,15 @@ need neither, and `allot run` starts often. `lifecycle` uses traits and lives.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from allotment.model.devices import Device
 from allotment.model.modes import MIG, MPS
 from allotment.model.placements import Placement
 from allotment.model.shares import Share
+from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
 from allotment.shares.placing import ShareOrder, check_selectors
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from allotment.shares.cdi import CdiContent
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(msgspec.Struct, frozen=True):
     """A mode's devices for an order."""
 
     order: ShareOrder

@@ -12,9 +12,10 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.files import atomic_write
 from allotment.model.devices import Device
@@ -41,8 +42,7 @@ _UUID: Final = re.compile(r"GPU-[0-9a-f-]{1,64}")
 """As the driver writes them. It becomes a file's name, and may be typed by people."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModePolicy:
+class ModePolicy(msgspec.Struct, frozen=True):
     """The modes that new shares of one GPU may have."""
 
     modes: tuple[str, ...]

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
 from allotment.model.modes import MPS
 from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mps.control import PROGRAM, Control, folder_of
 from allotment.modes.mps.mode import Limits, client_environment, limits_of

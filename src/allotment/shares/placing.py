@@ -4,9 +4,10 @@
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.devices.sources import Problem
 from allotment.model.devices import Device
@@ -25,6 +26,7 @@ from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import ledger_mode, mode_named, traits_of
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.placement import (
@@ -44,17 +46,16 @@ from allotment.shares.record import LoadedShare
 _IN_MIG_MODE: Final = "it is in MIG mode: it has slices, and no parts of the whole"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigTerms:
+class MigTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How GPUs may be cut for an order, by UUID."""
 
-    keeps: Mapping[str, float] = field(default_factory=dict)
+    keeps: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds to keep a slice after its share has ended."""
     resets: frozenset[str] = frozenset()
     """GPUs that may be reset to switch their mode."""
-    peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    peers: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The GPUs that NVLink joins to each: they are reset together."""
-    paused: Mapping[str, str] = field(default_factory=dict)
+    paused: Mapping[str, str] = msgspec.field(default_factory=dict)
     """GPUs whose MIG mode must not be switched on now, with the reason."""
     profiles: Callable[[Device], tuple[MigProfile, ...]] = lambda _: ()
     """The profiles of a GPU whose driver does not list them while MIG is off."""
@@ -66,8 +67,7 @@ def fresh_id() -> ShareId:
     return ShareId(os.urandom(6).hex())
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOrder:
+class ShareOrder(msgspec.Struct, frozen=True):
     """All that a front door knows about the requested share."""
 
     request: Request
@@ -84,7 +84,7 @@ class ShareOrder:
     """Folder of the share's CDI spec, if it has one."""
     host_budget: int | None = None
     """Host memory that may stand for devices' memory, in bytes; None: the machine's default."""
-    id: ShareId = field(default_factory=fresh_id)
+    id: ShareId = msgspec.field(default_factory=fresh_id)
     owner: Owner | None = None
     """Its container, on Kubernetes: it names the share, too."""
     devices: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class ShareOrder:
     """In mode mig, the slice of each of `devices` that a scheduler chose."""
     asked: Request | None = None
     """Of a container that no scheduler placed: it never gets more (`ShareDevice.asked`)."""
-    mig: MigTerms = field(default_factory=MigTerms)
+    mig: MigTerms = msgspec.field(default_factory=MigTerms)
     otherwise: "tuple[ShareOrder, ...]" = ()
     """The same share in other modes, tried in this order. If only the mode differs,
     `request.other_modes` has them."""

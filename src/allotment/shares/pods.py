@@ -15,13 +15,15 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
+from allotment.ledger.leases import KeptContracts
 from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
@@ -29,7 +31,9 @@ from allotment.model.formats import format_bytes, format_count, format_pids
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
+from allotment.modes.turns import keep_contracts
 from allotment.shares import cdi, lifecycle
 from allotment.shares.booking import Bookings, apply_guarantees
 from allotment.shares.cdi import driver_edits
@@ -50,8 +54,7 @@ _PRELOAD = "ld.so.preload"
 _VISIBLE = "devices"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFolders:
+class NodeFolders(msgspec.Struct, frozen=True):
     """Folders of the node."""
 
     cdi: Path = cdi.DEFAULT_FOLDER
@@ -63,8 +66,7 @@ class NodeFolders:
 CORDONED = "cordoned: it takes no new shares"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePolicy:
+class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force on the node at one moment, for orders of one mode."""
 
     devices: Sequence[Device]
@@ -72,15 +74,15 @@ class NodePolicy:
     """How a share is handed to its container, if the answer to `Allocate` does not say."""
     problems: Sequence[Problem] = ()
     """GPUs that do not answer."""
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    unhealthy: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices take no new share."""
     cordoned: Collection[str] = ()
     """UUIDs of devices on which only the scheduler places shares: it did so before the cordon."""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices are not chosen here: other programs use them."""
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why, by UUID, devices cannot serve in the order's mode for now."""
-    mig: MigTerms = field(default_factory=MigTerms)
+    mig: MigTerms = msgspec.field(default_factory=MigTerms)
 
     def refused(self, order: ShareOrder) -> Mapping[str, str]:
         """Return why, by UUID, devices take no new share for this order.
@@ -116,6 +118,7 @@ class PodShares:
         self._spec = spec
         self._folders = folders or NodeFolders()
         self._bookings = Bookings(folder)
+        self._kept = KeptContracts()
         # Threads wait here, and not for the folder's lock, which is polled.
         self._one_at_a_time = threading.Lock()
         self._prepared: FileIdentity | None = None
@@ -256,6 +259,7 @@ class PodShares:
 
         Raises `StateError`.
         """
+        keep_contracts(self._folder.devices, self._kept)  # first: it may wait, no start has to
         with self._one_at_a_time:
             self._folder.prepare(mode=_PRIVATE)
             self._copied()  # no answer has to wait for it later
@@ -313,6 +317,7 @@ class PodShares:
             publish=self._publish,
         )
         share, _ = lifecycle.create(self._folder, order, devices, door=door)
+        keep_contracts(self._folder.devices, self._kept)  # before its container starts
         return share
 
     @contextmanager

@@ -2,10 +2,11 @@
 """The machine's processes: which are alive, and which belong to a share.
 
 A process belongs to a share by its mount namespace (with the share's ledger mounted, or recorded),
-the share's record, or by descent from such a process or from the share's runner. Its environment,
-which every process chooses, counts only in shares that are injected by it, and only for programs of
-the share's owner. Processes that this user may not inspect belong to other users' shares, and are
-skipped. The node agent has to see all processes (`unseen_processes`).
+the share's record, or by descent from such a process or from the share's runner. A record counts
+only for processes of its owner, unless that is root. A process's environment, which it chooses,
+counts only in shares that are injected by it, and only for programs of the share's owner. Processes
+that this user may not inspect belong to other users' shares, and are skipped. The node agent has to
+see all processes (`unseen_processes`).
 """
 
 import os
@@ -41,8 +42,11 @@ _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 _AT_SECURE = 23  # <elf.h>
 _PF_KTHREAD = 0x00200000  # <linux/sched.h>
 _PAGE = 4096
+_LONGEST = 4 << 20
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _NONE: frozenset[ShareId] = frozenset()
+_OF_CONTAINERS = frozenset({Injection.CDI, Injection.MOUNTS})
+_NO_USER = -1
 
 
 _Image = tuple[bytes, ...]
@@ -58,9 +62,12 @@ def _boot_id() -> str:
 
 
 def _read(pid: int | str, name: str) -> bytes:
-    """Read a file of a process in /proc; empty if the process is gone or another user's."""
+    """Read a file of a process in /proc; empty if the process is gone or another user's.
+
+    Of a very long one, the start: each process may have 100,000 mounts, and any arguments.
+    """
     try:
-        return read_file(f"{_PROC}/{pid}/{name}")
+        return read_file(f"{_PROC}/{pid}/{name}", most=_LONGEST)
     except OSError:
         return b""
 
@@ -252,6 +259,7 @@ def census(
     known = list(shares)
     members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
     users = {share.id: _only_user(share, directory) for share, directory in known}
+    owners = {share.id: _record_owner(directory) for share, directory in known}
     by_directory = {
         str(directory): share.id
         for share, directory in known
@@ -261,17 +269,18 @@ def census(
     roots = {
         share.runner.pid: {share.id}
         for share, _ in known
-        if share.runner is not None and machine.has(share.runner)
+        if share.runner is not None and machine.has(share.runner, owners[share.id])
     }
-    recorded = _recorded_namespaces(known, machine, members)
+    recorded = _recorded_namespaces(known, machine, members, owners)
     for pid, namespace in machine.namespaces.items():
-        owners = recorded.get(namespace, _NONE)
+        recorders = recorded.get(namespace, _NONE)
+        found = {each for each in recorders if _is_of(pid, owners[each])}
         claimed = machine.mounted.get(namespace, _NONE) & members.keys()
-        if by_directory and not owners and not claimed:
+        if by_directory and not found and not claimed:
             named_share = by_directory.get(_environments.directory(pid, machine.images[pid]))
             claimed = {named_share} if named_share else set()
-        if owners or claimed:
-            for share_id in owners | {each for each in claimed if _is_of(pid, users[each])}:
+        if found or claimed:
+            for share_id in found | {each for each in claimed if _is_of(pid, users[each])}:
                 members[share_id].add(pid)
     _environments.forget_others(machine.images)
     for share_id, pids in members.items():
@@ -287,28 +296,51 @@ def _recorded_namespaces(
     shares: Iterable[tuple[Share, Path]],
     machine: "_Scan",
     members: Mapping[ShareId, set[int]],
+    owners: Mapping[ShareId, int | None],
 ) -> dict[int, set[ShareId]]:
     """The shares of namespaces by what is recorded, which adds to the members."""
     recorded: dict[int, set[ShareId]] = {}
     for share, directory in shares:
-        traces = read_traces(directory)
+        traces, owner = read_traces(directory), owners[share.id]
         pids = members[share.id]
-        pids.update(member.pid for member in traces.members if machine.has(member))
+        pids.update(each.pid for each in traces.members if machine.has(each, owner))
         # Without a process in it, the namespace's number may have been reused.
         if traces.namespace is not None and (
-            (share.runner is not None and machine.has(share.runner))
+            (share.runner is not None and machine.has(share.runner, owner))
             or any(machine.namespaces.get(pid) == traces.namespace for pid in pids)
         ):
             recorded.setdefault(traces.namespace, set()).add(share.id)
     return recorded
 
 
+def living_runner(share: Share, directory: Path) -> Runner | None:
+    """The process that the share belongs to, if it lives and the record may name it."""
+    runner = share.runner
+    if runner is None or not is_alive(runner) or not _is_of(runner.pid, _record_owner(directory)):
+        return None
+    return runner
+
+
+def _record_owner(directory: Path) -> int | None:
+    """The only user whose processes a share's record may name; None: all users, as it is root's.
+
+    In a folder for all users each can write a record of its own, and any process into it.
+    """
+    try:
+        return os.stat(directory).st_uid or None  # noqa: PTH116 - for each share
+    except OSError:  # it is gone
+        return _NO_USER
+
+
 def _only_user(share: Share, directory: Path) -> int | None:
     """The only user whose processes can claim to be in a share; None: all users.
 
     Mounts of its files show it, unless other users reach these by their path: in a folder for all
-    users each could mount them, in a namespace of its own.
+    users each could mount them, in a namespace of its own. A container's programs may be any user,
+    and can change mode and owner of the files: these say nothing there.
     """
+    if share.injection in _OF_CONTAINERS:
+        return None
     is_by_variable = share.injection is Injection.ENVIRONMENT
     try:
         status = os.stat(directory if is_by_variable else f"{directory}/usage")  # noqa: PTH116 - for each share
@@ -348,9 +380,16 @@ def unseen_processes() -> str | None:
     )
 
 
-def is_in_pod(pid: int) -> bool:
-    """True if a process is in a pod, by its control groups, which every user may read."""
-    return _POD_GROUP.search(_read(pid, "cgroup")) is not None
+def is_in_pod(pid: int, uid: str = "") -> bool:
+    """True if a process is in a pod, by its control groups, which every user may read.
+
+    With `uid`: in this pod.
+    """
+    groups = _read(pid, "cgroup")
+    if uid:
+        own = rb"pod%b(?![0-9a-f-])" % re.escape(uid.encode())
+        return re.search(own, groups.replace(b"_", b"-")) is not None
+    return _POD_GROUP.search(groups) is not None
 
 
 def _inspect(pid: int) -> tuple[int, str]:
@@ -375,13 +414,14 @@ class _Scan(NamedTuple):
     """The shares of namespaces, by their mounts."""
     images: dict[int, _Image]
 
-    def has(self, process: Runner) -> bool:
-        """Whether exactly this process is one of them."""
+    def has(self, process: Runner, user: int | None) -> bool:
+        """Whether exactly this process is one of them, and of that user; None: of any."""
         image = self.images.get(process.pid)
         return (
             image is not None
             and int(image[0]) == process.start_time
             and process.boot_id == _boot_id()
+            and _is_of(process.pid, user)
         )
 
 

@@ -10,10 +10,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from allotment.files import atomic_write, read_regular
 from allotment.ledger import Ledger, Terms
@@ -21,6 +22,7 @@ from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
+from allotment.model.structs import prepared
 from allotment.modes import DEFAULT_MODE, mode_named
 from allotment.shares.folders import StateFolder, explained, user_name
 
@@ -28,8 +30,9 @@ RECORD = "share.json"
 _VERSION = 3
 _READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
 _LATEST = 253_402_300_800  # the year 10000
+_LONGEST_KEPT = 16 << 10  # most records have one or two thousand bytes
 _LONGEST = 32 << 20  # a command can have 2 MiB, and some characters take six bytes here
-_REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner", "is_resized"}
+_REQUIRED = {*Share.__struct_fields__} - {"suspension", "owner", "is_resized"}
 _REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
 
 
@@ -59,7 +62,7 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     if written is not None and data == _encode(written).encode():
         return written
     try:
-        version, share = _parsed(data)
+        version, share = _kept(data) if len(data) <= _LONGEST_KEPT else _parsed(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(directory, "it is truncated or changed") from error
     if share is None:
@@ -67,12 +70,15 @@ def read_record(directory: Path, *, written: Share | None = None) -> Share:
     return share
 
 
-@lru_cache(maxsize=1024)  # records seldom change between two looks of `allot top` or the agent
 def _parsed(data: bytes) -> tuple[object, Share | None]:
     """The version, and the share if this program reads it. Raises `ValueError` and others."""
     document = json.loads(data.decode())
     version = document["version"]
     return version, _from_document(document) if version in _READABLE else None
+
+
+# Records seldom change between two looks of `allot top` or the agent.
+_kept = lru_cache(maxsize=1024)(_parsed)
 
 
 def _damaged(directory: Path, why: str) -> StateError:
@@ -83,7 +89,7 @@ def _damaged(directory: Path, why: str) -> StateError:
 
 
 def _encode(share: Share) -> str:
-    document = asdict(share)
+    document = msgspec.to_builtins(share)
     for device in document["devices"]:
         _rename(device, is_oversubscribed="oversubscribed")
         _rename(device["compute"], kind="class", is_governed="governed")
@@ -95,10 +101,6 @@ def _encode(share: Share) -> str:
 
 def _from_document(document: dict[str, Any]) -> Share:
     """Check every field's type: the file may have been edited. Raises `ValueError` and others."""
-    import msgspec  # late: `allot run` on an empty machine starts faster
-
-    from allotment.prepared import prepared
-
     if missing := _REQUIRED - document.keys():
         raise KeyError(*missing)
     devices = []
@@ -136,8 +138,7 @@ def _rename(document: dict[str, Any], **names: str) -> None:
 _NAME = "processes.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Traces:
+class Traces(msgspec.Struct, frozen=True):
     """How a share's processes are identified."""
 
     namespace: int | None = None
@@ -176,8 +177,7 @@ _EVENTS_MOST_BYTES = 256 << 10
 _CLOCKS_DIFFER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ShareEvent:
+class ShareEvent(msgspec.Struct, frozen=True):
     """What happened to a share, or to a request for one."""
 
     time: float
@@ -197,10 +197,11 @@ def note_event(
 
     Nor does one wait: where a folder is for all users, each of them could hold a lock of the file.
     """
-    line = json.dumps(asdict(ShareEvent(time.time(), kind, share, share_id, text))).encode() + b"\n"
+    event = ShareEvent(time.time(), kind, share, share_id, text)
+    line = json.dumps(msgspec.structs.asdict(event)).encode() + b"\n"
     with suppress(OSError):
         _drop_oldest(folder)
-        descriptor = folder.open_events(os.O_WRONLY | os.O_APPEND, create=True)
+        descriptor = folder.open_events(os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, line)
         finally:
@@ -275,8 +276,7 @@ def note_damage(folder: StateFolder, shares: Iterable["LoadedShare"]) -> None:
             note_event(folder, "damaged", share=loaded.name, share_id=loaded.id, text=text)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedShare:
+class LoadedShare(msgspec.Struct, frozen=True):
     """A share's directory and its contents as far as readable; else `problem` has the reason."""
 
     id: ShareId
@@ -285,7 +285,7 @@ class LoadedShare:
     ledger: Ledger | None
     """None also in a mode without a ledger."""
     problem: AllotError | None = None
-    terms: Mapping[str, Terms] = field(default_factory=dict)
+    terms: Mapping[str, Terms] = msgspec.field(default_factory=dict)
     """The compute in force on each device with turns, by UUID."""
 
     @property

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from allotment.devices.sources import Problem, Reading
@@ -17,10 +16,11 @@ from allotment.ledger import read, reap
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import LedgerError, StateError
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.modes import turns
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
-from allotment.shares.process_tree import census, is_alive, is_running, named
+from allotment.shares.process_tree import census, is_alive, is_running, living_runner, named
 from allotment.shares.record import (
     RECORD,
     LoadedShare,
@@ -115,8 +115,8 @@ def users_of(loaded: LoadedShare) -> set[int]:
         members = census([(loaded.share, loaded.directory)])[loaded.id]
         if members:
             return members
-        if loaded.share.runner and is_alive(loaded.share.runner):
-            users.add(loaded.share.runner.pid)
+        if runner := living_runner(loaded.share, loaded.directory):
+            users.add(runner.pid)
     return users
 
 
@@ -126,9 +126,7 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     Its CDI spec is removed first, while the share still names it.
     """
     if loaded.share and loaded.share.cdi_spec:
-        from allotment.shares.cdi import remove_spec
-
-        remove_spec(Path(loaded.share.cdi_spec))
+        _remove_spec(loaded, Path(loaded.share.cdi_spec))
     failpoint("remove.unpublished")
     # A name that no other user could take before.
     hidden = f"{_REMOVED}{loaded.id}-"
@@ -146,6 +144,20 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     for each in folder.shares.glob(f"{hidden}*"):  # also a former one, cut off in its removal
         shutil.rmtree(each, ignore_errors=True)
     failpoint("remove.cleared")
+
+
+def _remove_spec(loaded: LoadedShare, spec: Path) -> None:
+    """Remove a share's CDI spec, unless it is another share's or user's.
+
+    In a folder for all users each can write a record, and any path into it.
+    """
+    from allotment.shares.cdi import remove_spec, spec_name
+
+    if spec.name == spec_name(loaded.id):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            owner = loaded.directory.stat().st_uid
+            if owner == 0 or spec.lstat().st_uid == owner:
+                remove_spec(spec)
 
 
 def without_freed(found: LoadedShare, readings: Mapping[str, Reading | Problem]) -> LoadedShare:

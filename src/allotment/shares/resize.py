@@ -7,8 +7,9 @@ interruption: growth is booked first, shrinking last.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
 
 from allotment.ledger import Terms
 from allotment.model.accounting import overlap
@@ -24,6 +25,7 @@ from allotment.model.formats import format_bytes, format_percent
 from allotment.model.placements import DeviceState
 from allotment.model.quantities import MemoryAmount, check_part
 from allotment.model.shares import Share, ShareDevice
+from allotment.model.structs import replace
 from allotment.modes import SoftMode
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
@@ -33,8 +35,7 @@ from allotment.shares.run.command import refuse_inside
 from allotment.shares.suspension import check_has_ledger, missing_gpu
 
 
-@dataclass(frozen=True, slots=True)
-class LimitChange:
+class LimitChange(msgspec.Struct, frozen=True):
     """The new values on each device of a share. None: unchanged."""
 
     memory: MemoryAmount | None = None
@@ -50,8 +51,7 @@ class LimitChange:
         return any(value is not None for value in (self.compute, self.weight, self.kind))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A share's part of one device, old or new."""
 
     memory: int

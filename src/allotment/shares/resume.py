@@ -9,7 +9,6 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from allotment.devices.checkpoints import Checkpoints, DriverRefusal, ProcessState
 from allotment.model.devices import Device
@@ -20,10 +19,11 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Share, SuspendedBy
+from allotment.model.structs import replace
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, booked, find, list_shares, states_of
-from allotment.shares.process_tree import is_alive, named
+from allotment.shares.process_tree import is_alive, living_runner, named
 from allotment.shares.record import write_record
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.status import ProcessView, Readings, share_status
@@ -105,8 +105,8 @@ def _resume(
     members |= locked.members()
     continued = [named(pid) for pid in sorted(members - kept)]
     send(members - kept, signal.SIGCONT)
-    if share.runner and is_alive(share.runner):
-        send({share.runner.pid} - kept, signal.SIGCONT)
+    if runner := living_runner(share, locked.found.directory):
+        send({runner.pid} - kept, signal.SIGCONT)
     locked.record(None)
     alive = sum(map(is_alive, continued))
     return SuspendOutcome(share.name, before.by, alive, has_ended=bool(continued) and not alive)

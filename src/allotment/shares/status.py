@@ -9,10 +9,11 @@ enforced either, whatever its ledger says: its programs can write the ledger.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, SeatAccount
@@ -20,6 +21,7 @@ from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
 from allotment.shares.compute_view import ComputeView, utilization
@@ -29,7 +31,8 @@ from allotment.shares.process_tree import (
     census,
     command_of,
     host_pid,
-    is_alive,
+    is_in_pod,
+    living_runner,
     names_inside,
     pid_inside,
     whole_command,
@@ -61,8 +64,7 @@ class LiveState(StrEnum):
     """One of its files is unreadable."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessView:
+class ProcessView(msgspec.Struct, frozen=True):
     """A process of a share that uses a device. Bytes; one figure for each device of the share."""
 
     pid: int | None
@@ -80,8 +82,7 @@ class ProcessView:
     throttled: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
+class DeviceView(msgspec.Struct, frozen=True):
     """One device of a share. Bytes."""
 
     uuid: str
@@ -105,8 +106,7 @@ class DeviceView:
     """How its ledger or contract allows more than was recorded; empty: neither does."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossView:
+class LossView(msgspec.Struct, frozen=True):
     """An end or fault of a GPU's MPS daemon, which ended programs of a share."""
 
     uuid: str
@@ -117,8 +117,7 @@ class LossView:
     """Seconds until the daemon was ready again; None: it is not, or it never stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareView:
+class ShareView(msgspec.Struct, frozen=True):
     """One share at one moment."""
 
     id: str
@@ -183,8 +182,7 @@ class ShareView:
         return "yes" if self.is_enforced else "no"
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideView:
+class OutsideView(msgspec.Struct, frozen=True):
     """A process that uses a device outside of all visible shares. Bytes; None: unknown."""
 
     pid: int
@@ -193,8 +191,7 @@ class OutsideView:
     used: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareStatus:
+class ShareStatus(msgspec.Struct, frozen=True):
     """All shares at one moment, and the GPU users outside of them."""
 
     shares: tuple[ShareView, ...]
@@ -265,10 +262,9 @@ def share_status(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        own = members.get(each.id, set())
-        users = own | _exclusive_users(each, members, answers[machine])
+        users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
         settled = without_freed(each, answers[machine])
-        views.append(_view(settled, own, users, answers[machine], losses or {}, files))
+        views.append(_view(settled, users, answers[machine], losses or {}, files))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -302,21 +298,21 @@ def _losses(found: LoadedShare, losses: Mapping[str, Collection[Loss]]) -> tuple
     )
 
 
-def _exclusive_users(
+def _by_driver(
     found: LoadedShare,
     members: Mapping[ShareId, Collection[int]],
     readings: Mapping[str, Reading | Problem],
 ) -> set[int]:
-    """The processes on the devices of an exclusive share; empty for other shares."""
-    if not traits_of(found.mode).is_exclusive:
-        return set()
+    """All processes on an exclusive share's devices; of a pod's share those with other mounts."""
+    owner, is_exclusive = found.owner, traits_of(found.mode).is_exclusive
     users = {
         process.pid
-        for uuid in found.limits()
-        if isinstance(reading := readings.get(uuid), Reading)
+        for device in found.devices()
+        if isinstance(reading := readings.get(device.driver_uuid), Reading)
         for process in reading.processes
     }
-    return users - {pid for share, pids in members.items() if share != found.id for pid in pids}
+    users = users.difference(*members.values())
+    return {pid for pid in users if is_exclusive or (owner and is_in_pod(pid, owner.uid))}
 
 
 def _outside(
@@ -330,13 +326,12 @@ def _outside(
 
 def _view(
     found: LoadedShare,
-    own: set[int],
     members: set[int],
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]],
     files: DeviceFiles,
 ) -> ShareView:
-    """`own` are its processes by the kernel, `members` these and others on its devices."""
+    """`members` are its processes by the kernel and the driver."""
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
@@ -357,7 +352,7 @@ def _view(
         remark=_remark(found),
         program="" if found.share and found.share.command else _program(processes, members),
         losses=_losses(found, losses),
-        pids=tuple(sorted(own & {one.pid for one in processes})),
+        pids=tuple(sorted(members & {one.pid for one in processes})),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
 
@@ -389,7 +384,7 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
         if found.share.owner is None:
             return LiveState.KEPT
         return LiveState.RUNNING if is_used else LiveState.WAITING
-    return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
+    return LiveState.RUNNING if living_runner(found.share, found.directory) else LiveState.LEFT
 
 
 def _devices(

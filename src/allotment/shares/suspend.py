@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from allotment import ledger
@@ -27,10 +26,11 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import find
-from allotment.shares.process_tree import is_alive, is_stopped, named
+from allotment.shares.process_tree import is_alive, is_stopped, living_runner, named
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.status import ProcessView, Readings
 from allotment.shares.suspension import (
@@ -285,8 +285,7 @@ def _refused(share: Share, refusal: DriverRefusal) -> AllotError:
 def _stopped_already(locked: LockedShare) -> tuple[Runner, ...]:
     """The share's processes that another program stopped, its `allot run` (Ctrl-Z) included."""
     pids = locked.members()
-    runner = locked.share.runner
-    if runner and is_alive(runner):
+    if runner := living_runner(locked.share, locked.found.directory):
         pids.add(runner.pid)
     return tuple(named(pid) for pid in sorted(pids) if is_stopped(pid))
 

@@ -6,13 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from allotment import ledger
 from allotment.devices.checkpoints import Checkpoints, DriverRefusal, ProcessState
 from allotment.model.errors import BusyError, NotFoundError, StateError, UsageError
 from allotment.model.shares import Runner, Share, ShareDevice, SuspendedBy, Suspension
+from allotment.model.structs import replace
 from allotment.modes import SoftMode, ledger_mode, traits_of
 from allotment.shares.folders import StateFolder, explained, lock_holder
 from allotment.shares.lifecycle import LoadedShare, find
@@ -28,8 +30,7 @@ def driver_of(machine: Path | None) -> Checkpoints:
     return Checkpoints(machine=machine)
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendOutcome:
+class SuspendOutcome(msgspec.Struct, frozen=True):
     """The result for `allot suspend` and `allot resume`."""
 
     name: str
@@ -40,8 +41,7 @@ class SuspendOutcome:
     """All programs ended as soon as they continued, by signals that were pending."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockedShare:
+class LockedShare(msgspec.Struct, frozen=True):
     """One share while `allot suspend` or `allot resume` works on it."""
 
     folder: StateFolder

@@ -4,10 +4,11 @@
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
+
+import msgspec
 
 from allotment.model.errors import UsageError
 
@@ -15,8 +16,7 @@ MILLI = 1000
 """Thousandths in a whole GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceNode:
+class TraceNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose GPUs are all of one model."""
 
     name: str
@@ -28,8 +28,7 @@ class TraceNode:
     """Of each GPU; None: not in the trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceShape:
+class TraceShape(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a pod without its host memory: pods of one shape count as one kind."""
 
     cpu_milli: int
@@ -46,8 +45,7 @@ class TraceShape:
         return self.gpus * self.gpu_milli
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracePod:
+class TracePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod, with its arrival and run time if the trace has them."""
 
     name: str
@@ -60,8 +58,7 @@ class TracePod:
     """Line in its file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """Nodes and pods of a cluster."""
 
     nodes: Sequence[TraceNode]
@@ -99,8 +96,7 @@ _MOST_SHOWN = 40
 _MODELS = "|"
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     """A line of a file."""
 
     path: Path

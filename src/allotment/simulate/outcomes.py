@@ -7,9 +7,10 @@ the definition of Weng et al., "Beware of Fragmentation", USENIX ATC 2023.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Final
+
+import msgspec
 
 MARKS: Final = (95, 100, 130)
 """Requested parts, in percent of all GPUs, at which figures are reported."""
@@ -31,8 +32,7 @@ _MEANS: Final[tuple[str, ...]] = (
 """Figures with a mean over seeds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """Requested, allocated and fragmented parts at one moment."""
 
     arrived_pct: float
@@ -40,8 +40,7 @@ class Point:
     fragmented_pct: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(msgspec.Struct, frozen=True):
     """Time to decide where one pod goes, placed or not."""
 
     count: int
@@ -49,8 +48,7 @@ class Decisions:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """A replay in which pods arrive and stay."""
 
     points: tuple[Point, ...]
@@ -61,8 +59,7 @@ class Arrivals:
         return next((point for point in self.points if point.arrived_pct >= mark), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departures:
+class Departures(msgspec.Struct, frozen=True, kw_only=True):
     """A replay in which pods arrive, wait and leave. Means are over time, until the last arrival.
 
     "Late" is the second half of the time: in the first half an empty cluster fills up.
@@ -83,8 +80,7 @@ class Departures:
     """Waiting times of them, until placed or until the end: mean, p50, p99."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A live cluster at one moment: the promised parts of GPU time and memory."""
 
     allocated_pct: float
@@ -94,8 +90,7 @@ class Moment:
     """Usable GPUs without a share."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnplacedPod:
+class UnplacedPod(msgspec.Struct, frozen=True):
     """A pod that did not fit."""
 
     pod: str
@@ -105,8 +100,7 @@ class UnplacedPod:
     """The refusal of one of these nodes: need and have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refit:
+class Refit(msgspec.Struct, frozen=True, kw_only=True):
     """A replay in which pods of a live cluster were placed again."""
 
     before: Moment
@@ -118,8 +112,7 @@ class Refit:
 Course = Arrivals | Departures | Refit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOutcome:
+class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one replay."""
 
     policy: str

@@ -7,13 +7,15 @@ plain numbers, which check the arrays and the policy.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
 from typing import Final
 
+import msgspec
+
 from allotment.model.clusters import NodeDevice, NodeInventory
 from allotment.model.compute import WHOLE
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, DeviceRoom, PodShape
 from allotment.placement.policies import Policy, best, choose_on
 from allotment.placement.policies.fgd import fragmentation
@@ -22,8 +24,7 @@ from allotment.simulate.csv_files import MILLI, Trace, TraceNode, TracePod, Trac
 _BASIS_POINTS: Final = WHOLE // MILLI
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(msgspec.Struct, frozen=True):
     """The place of a pod."""
 
     pod: TracePod
@@ -38,8 +39,7 @@ def mix_of(pods: Sequence[TracePod]) -> Mapping[PodShape, float]:
     return Counter(replace(kind_of(pod), memory_bytes=0) for pod in pods)
 
 
-@dataclass(slots=True)
-class _Device:
+class _Device(msgspec.Struct):
     """Free capacity of a device: basis points, bytes."""
 
     memory: int
@@ -48,8 +48,7 @@ class _Device:
     shares: int = 0
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(msgspec.Struct):
     """Free capacity of a node."""
 
     name: str

@@ -7,9 +7,10 @@ that does not fit does not block the pods behind it.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from time import perf_counter_ns
+
+import msgspec
 
 from allotment.simulate.csv_files import TracePod, TraceShape
 from allotment.simulate.outcomes import Arrivals, Departures, Point, percentile
@@ -23,13 +24,12 @@ _STEP_PCT = 5
 _PODS_A_REPORT = 100
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(msgspec.Struct):
     """Counts over all pods of a replay."""
 
     placed: int = 0
     impossible: int = 0
-    decided_ns: list[int] = field(default_factory=list)
+    decided_ns: list[int] = msgspec.field(default_factory=list)
 
 
 def decide(placer: ArrayPlacer, pod: TracePod, counts: Counts) -> Spot | None:
@@ -77,8 +77,7 @@ _SAMPLES = 100
 _Waiting = tuple[int, Visit]
 
 
-@dataclass(slots=True)
-class _Integral:
+class _Integral(msgspec.Struct):
     """The integral of a figure over time."""
 
     total: float = 0.0

@@ -3,15 +3,17 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from allotment.model.clusters import PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.modes import traits_of
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import PodShape
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.cluster.filters import PodShapes
@@ -49,8 +51,7 @@ class Scene(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceScene:
+class TraceScene(msgspec.Struct, frozen=True, kw_only=True):
     """A trace, and how its pods arrive."""
 
     trace: Trace
@@ -127,8 +128,7 @@ class Replayed(StrEnum):
     """Pending pods; running pods stay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveScene:
+class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster as read from the API server."""
 
     cluster: "LiveCluster"

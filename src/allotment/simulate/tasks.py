@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from multiprocessing import connection
+
+import msgspec
 
 from allotment.model.errors import AllotError
 from allotment.simulate.outcomes import ReplayOutcome
@@ -23,19 +24,17 @@ from allotment.simulate.scenes import Scene
 _LOOK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One replay to run."""
 
     policy: str
     seed: int
 
 
-@dataclass(slots=True)
-class Results:
+class Results(msgspec.Struct):
     """The outcomes so far, in the order of the tasks."""
 
-    outcomes: list[ReplayOutcome] = field(default_factory=list)
+    outcomes: list[ReplayOutcome] = msgspec.field(default_factory=list)
     was_interrupted: bool = False
 
 

@@ -8,18 +8,19 @@ kinds of pods that dominate. Exact requests, arrivals and run times are drawn at
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
+import msgspec
+
 from allotment.model.errors import UsageError
+from allotment.model.structs import replace
 from allotment.simulate.csv_files import MILLI, Trace, TraceNode, TracePod, TraceShape
 
 _GIB = 1024  # MiB
 
 
-@dataclass(frozen=True, slots=True)
-class _Machines:
+class _Machines(msgspec.Struct, frozen=True):
     """A number of identical nodes."""
 
     number: int
@@ -100,8 +101,7 @@ def _scaled(number: int, scale: float) -> int:
     return max(1, round(number * scale))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     shape: TraceShape
     memory_mib: int
 
@@ -221,8 +221,7 @@ _STEPS = 60  # of a bisection: more than the bits of a float
 _NEVER = 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True):
     """A pod with its arrival and its run time, in seconds."""
 
     pod: TracePod

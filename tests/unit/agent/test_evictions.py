@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from allotment.agent.evictions import EVICTED, KEPT, MISPLACED_S, NO_ROOM_S, Evi
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.errors import StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
+from allotment.model.structs import replace
 
 OTHER_MODE = replace(
     OFFER,

@@ -3,7 +3,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -22,6 +21,7 @@ from allotment.agent.resources import (
     plan,
 )
 from allotment.model.devices import Device
+from allotment.model.structs import replace
 
 GI = 1 << 30
 A100 = "NVIDIA A100-SXM4-80GB"

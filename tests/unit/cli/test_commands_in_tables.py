@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs in a share and outside of all, in tables: said, and never at a figure's expense."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +15,7 @@ from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.compute_view import ComputeView
 from allotment.shares.status import DeviceView, LiveState, OutsideView, ShareStatus, ShareView
 

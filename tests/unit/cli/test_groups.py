@@ -15,7 +15,7 @@ from allotment.cli import main
 from allotment.cli.groups import COMMANDS
 from allotment.model.errors import EXIT_CODES
 
-HEAVY = {"msgspec", "pynvml", "rich", "yaml", "sqlite3", "asyncio"}
+HEAVY = {"pynvml", "rich", "yaml", "sqlite3", "asyncio"}
 NOT_OF_SOFT_SHARES = {
     "allotment.model.clusters",
     "allotment.modes.mps.supervisor",

@@ -25,6 +25,23 @@ def test_what_is_missing_of_our_own_is_a_fault() -> None:
         import allotment.nothing_of_that_name  # type: ignore[import-not-found]  # noqa: F401
 
 
+_DAEMON = """
+import sys
+from allotment.cli.options import installed
+with installed("allot agent", extra="kubernetes"):
+    import allotment.agent.running
+print(*(name for name in sys.modules if name.partition(".")[0] == "rich"))
+import rich
+"""
+
+
+def test_daemons_do_without_rich() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _DAEMON], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.stdout.split(), done.stderr) == ([], "")
+
+
 _ALONE = """
 import sys
 for name in {missing!r}:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from mig_profiles import profiles
 from allotment.cli.mig_fits import FitGpu, PlanStep, ways_to_fit
 from allotment.model.errors import DoesNotFitError
 from allotment.model.mig import MigGpu, MigInstance
+from allotment.model.structs import replace
 from allotment.modes.mig.apply import Occupied
 
 H100 = "H100-80GB"

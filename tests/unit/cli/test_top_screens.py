@@ -7,7 +7,6 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fcntl import ioctl
 from fractions import Fraction
 
@@ -28,6 +27,7 @@ from allotment.model.compute import Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.status import DeviceView, LiveState, ProcessView, ShareStatus, ShareView
 
@@ -332,6 +332,15 @@ def test_tables_are_aligned_and_keep_control_characters_out(
         "a     10Gi  x [31m y\n"
         "long   1Gi\n"
     )  # fmt: skip
+
+
+def test_a_screen_keeps_out_what_is_no_text() -> None:
+    name = "\udcff\x1b[31m"  # of a folder that another user made
+    view = share_view(name, problem=StateError(f"/shares/{name}: damaged"), command=(name,))
+    text = drawn(frame(view), 120)
+    assert text.count("\\udcff [31m") == 5
+    assert "! \\udcff [31m: /shares/\\udcff [31m: damaged" in text
+    assert "\x1b" not in text
 
 
 def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]) -> None:

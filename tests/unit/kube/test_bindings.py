@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 from api_server_twin import Server, answered, pod, refused
 from scheduler_twin import cluster_pod
 
 from allotment.kube.bindings import Bindings, write_wish
+from allotment.kube.clients import PatchKind
 from allotment.kube.errors import ConflictError
 from allotment.kube.objects import NOMINATOR
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 
 BOUND = pod(version="7", spec={"nodeName": "n1"})
 
@@ -61,7 +62,8 @@ def test_a_nomination_is_for_one_version_of_a_pod() -> None:
     asyncio.run(main())
     request = server.asked("writes")[0]
     assert request.path.endswith("/pods/train/status")
-    assert request.params == {"fieldManager": NOMINATOR}
+    assert request.params == {"fieldManager": NOMINATOR, "fieldValidation": "Ignore"}
+    assert request.content_type == PatchKind.STRATEGIC
     assert server.bodies()[0] == {
         "metadata": {"uid": waiting["metadata"]["uid"], "resourceVersion": "7"},
         "status": {"nominatedNodeName": "n1"},

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from api_server_twin import Server, answered, refused, run, until
@@ -16,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from allotment.kube import events as events_module
 from allotment.kube.clients import Backoff
 from allotment.kube.events import EventBook, Events, Happening, Reference
+from allotment.model.structs import replace
 
 POD = Reference("Pod", "train", "uid-1", "ml")
 NODE = Reference("Node", "n1", "n1")

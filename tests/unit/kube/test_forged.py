@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +33,7 @@ from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES, MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Request
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Reason, Refusal
 from allotment.scheduler.core.book import Book
@@ -62,7 +62,9 @@ def need(
     **wishes: Any,  # noqa: ANN401
 ) -> PodNeed:
     """A pod; `wishes` are `Constraints`' and `Request`'s."""
-    constraints = {key: value for key, value in wishes.items() if key in Constraints.__slots__}
+    constraints = {
+        key: value for key, value in wishes.items() if key in Constraints.__struct_fields__
+    }
     others = {key: value for key, value in wishes.items() if key not in constraints}
     amount = (
         MemoryAmount("", size_bytes=memory)

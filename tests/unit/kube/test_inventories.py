@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,6 +18,7 @@ from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigProfile, MigSlice
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES
+from allotment.model.structs import replace
 
 Document = dict[str, Any]
 

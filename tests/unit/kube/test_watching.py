@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from api_server_twin import Server, listed, pod, refused, run, until
 
@@ -19,9 +20,7 @@ from allotment.kube.watching import Following, Subject
 class Pauses(Backoff):
     """Pauses as the test says, and none after that."""
 
-    def __init__(self, *pauses_s: float) -> None:
-        super().__init__()
-        self.pauses_s = deque(pauses_s)
+    pauses_s: deque[float] = msgspec.field(default_factory=deque)
 
     def next(self, *, at_least_s: float | None = None) -> float:  # noqa: ARG002 - not obeyed here
         return self.pauses_s.popleft() if self.pauses_s else 0.0
@@ -52,7 +51,7 @@ def test_a_list_that_somebody_waits_for_is_made_though_the_first_try_fails(
     server: Server,
 ) -> None:
     # Between two watches, when nothing is to be interrupted: the server went with the leader.
-    followed = following(server, backoff=Pauses(60.0))
+    followed = following(server, backoff=Pauses(pauses_s=deque([60.0])))
     server.lists.extend([listed(), refused(503), listed(pod("a"))])
     server.new_watch().end()
     server.new_watch()

@@ -2,7 +2,6 @@
 """Placement: never overcommits, finds a place iff there is one, decides the same twice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from gpus import A100, gpu
@@ -16,6 +15,7 @@ from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, Traits
 from allotment.model.placements import MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement import choose, is_selected, unknown_selectors
 from allotment.placement.explain import explain
 from allotment.placement.judge import open_modes
@@ -124,9 +124,7 @@ def test_a_device_with_a_problem_takes_nothing_and_says_why() -> None:
 
 def test_a_part_is_of_what_programs_can_have() -> None:
     whole = device(0)
-    small = DeviceState(
-        Device(**{name: getattr(whole, name) for name in whole.__slots__} | {"reserved_bytes": GI})
-    )
+    small = DeviceState(replace(whole, reserved_bytes=GI))
     decision = choose([small], request("100%"))
     assert isinstance(decision, Placement)
     assert decision.devices[0].memory_bytes == 79 * GI

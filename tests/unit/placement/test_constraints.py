@@ -2,7 +2,6 @@
 """Constraints, where one machine's devices are chosen: models, UUIDs, NUMA nodes, links."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from gpus import A100, gpu
@@ -13,6 +12,7 @@ from allotment.model.devices import Device
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Constraints, ModelRule, Request
+from allotment.model.structs import replace
 from allotment.placement import choose, follow
 from allotment.placement.constraints import matches_model
 from allotment.placement.explain import explain

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods without a compute request: a part of their GPUs' time is not guaranteed to others."""
 
-from dataclasses import replace
-
 import pytest
 from needs import request
 from placing import booked, cluster_of
@@ -13,6 +11,7 @@ from allotment.dialects.own.placement import read_booking, write_booking
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.compute import DEFAULT_FLOOR, WHOLE
 from allotment.model.modes import MPS, SOFT
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links between GPUs: they break the ties of every policy, and change nothing else."""
 
-from dataclasses import replace
 from itertools import combinations
 from random import Random
 
@@ -14,6 +13,7 @@ from small_nodes import REGULAR, device, linked, node, pod
 from allotment.model.clusters import NodeInventory, PodNeed
 from allotment.model.compute import WHOLE
 from allotment.model.requests import Constraints
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node

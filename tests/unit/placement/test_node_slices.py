@@ -2,7 +2,6 @@
 """Slices on one node: what pods have of them, and what they are told where they have none."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from cut_nodes import GIB, cut_device, node_of, pod_of, slices
@@ -19,6 +18,7 @@ from allotment.model.mig import MigHold, MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.requests import Constraints, Request
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
 

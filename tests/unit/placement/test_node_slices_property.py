@@ -3,7 +3,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations, permutations
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from allotment.model.mig import MigHold, MigProfile
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.requests import Constraints, Request
+from allotment.model.structs import replace
 from allotment.placement.nodes import Node
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node: which of its devices a pod gets, and why it gets none."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -13,6 +12,7 @@ from allotment.model.clusters import PodBooking, TakenPart
 from allotment.model.modes import SOFT
 from allotment.model.pods import PodUid
 from allotment.model.requests import Constraints
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain

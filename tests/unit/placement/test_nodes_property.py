@@ -2,7 +2,6 @@
 """One node: a pod has a place iff any choice of devices is one, and its agent then agrees."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, permutations, product
 from pathlib import Path
@@ -31,6 +30,7 @@ from allotment.model.placements import Placement
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.requests import Constraints
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.placement import follow
 from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node

@@ -2,7 +2,6 @@
 """Why a pod is where it is, or why it waits: worked out without a running scheduler."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from explained_twin import GI, Json, Twin, asking, node, pod, quota
@@ -11,6 +10,7 @@ from foreign_pods import load_settings
 from allotment.kube.errors import DeniedError, ObjectMissingError
 from allotment.model.clusters import PlacedDevice, TakenPart
 from allotment.model.errors import UsageError
+from allotment.model.structs import replace
 from allotment.scheduler.explain import explained
 from allotment.scheduler.explain_evidence import Explanation, Obstacles, Standing
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from click.testing import CliRunner
 from explained_twin import Twin, pod
@@ -23,6 +21,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.scheduler.explain_evidence import Explanation, Standing
 
 GI = 1 << 30

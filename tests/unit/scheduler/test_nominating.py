@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
+import pytest
 from scheduler_twin import book_of, cluster_pod, node
 
 from allotment.dialects.own.registry import need_of
 from allotment.kube.errors import KubeError
 from allotment.model.clusters import ClusterPod
+from allotment.model.structs import replace
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.core.waiting import LATE_S, LEAD, WaitingPods
 from allotment.scheduler.nominating import Nominating
@@ -24,9 +25,12 @@ class Api:
         self.nominated: dict[str, str | None] = {}
         self.refused: set[str] = set()
         self.status = 409
+        self.is_free = asyncio.Event()
+        self.is_free.set()
 
     async def nominate(self, pod: ClusterPod, node: str | None) -> None:
         await asyncio.sleep(0)
+        await self.is_free.wait()
         if pod.name in self.refused:
             raise KubeError("refused", status=self.status)
         self.nominated[pod.name] = node
@@ -123,6 +127,60 @@ def test_a_nomination_that_is_refused_stops_no_other() -> None:
     scene.api.refused = {scene.pods[-2].name}
     scene.ask(scene.pods[0], NAMES)
     assert set(scene.api.nominated) == {scene.pods[-3].name, scene.pods[-1].name}
+
+
+def _goes(scene: Scene, pod: ClusterPod) -> None:
+    scene.waiting.gone(pod.uid)
+
+
+def _is_bound(scene: Scene, pod: ClusterPod) -> None:
+    scene.waiting.put(replace(pod, node="n0"), need_of(pod))
+
+
+def _is_nominated_by_others(scene: Scene, pod: ClusterPod) -> None:
+    scene.waiting.put(replace(pod, nominated_node="n0"), need_of(pod))
+
+
+def _is_tried(scene: Scene, pod: ClusterPod) -> None:
+    scene.nominating.tried(pod, NAMES)
+
+
+def _is_expected_elsewhere(scene: Scene, pod: ClusterPod) -> None:
+    booking = scene.book.booking(pod.uid)
+    assert booking is not None
+    others = [name for name in NAMES if name != booking.node]
+    scene.book.filter(need_of(pod), others, now=scene.now, version="2")
+
+
+@pytest.mark.parametrize(
+    "change", [_goes, _is_bound, _is_nominated_by_others, _is_tried, _is_expected_elsewhere]
+)
+def test_what_waits_for_a_connection_is_looked_at_again(
+    change: Callable[[Scene, ClusterPod], None],
+) -> None:
+    scene = Scene(LEAD + 1 + 16 + 2)
+    changed, other = scene.pods[-2:]
+    scene.api.is_free.clear()
+
+    def free() -> None:
+        assert scene.book.booking(other.uid) is not None
+        scene.api.is_free.set()
+
+    scene.ask(scene.pods[0], NAMES, lambda: change(scene, changed), free)
+    assert other.name in scene.api.nominated
+    assert changed.name not in scene.api.nominated
+
+
+def test_a_leader_that_ends_writes_no_nomination_that_waits() -> None:
+    scene = Scene(LEAD + 1 + 16 + 2)
+    scene.api.is_free.clear()
+
+    def ends() -> None:
+        scene.left_s = 0.0
+        scene.api.is_free.set()
+
+    scene.ask(scene.pods[0], NAMES, ends)
+    assert len(scene.api.nominated) == 16
 
 
 def test_where_a_policy_forbids_nominations_few_are_tried() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from allotment.dialects.own.registry import need_of
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes
 from allotment.model.clusters import ClusterPod, PodBooking
+from allotment.model.structs import replace
 from allotment.scheduler import serving
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import ClusterEventHandler

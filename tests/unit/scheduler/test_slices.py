@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from foreign_pods import load_settings
@@ -16,6 +15,7 @@ from allotment.dialects.own.placement import PLACEMENT
 from allotment.dialects.own.registry import NeedSettings, need_of, need_settings
 from allotment.model.clusters import NamespaceQuota, PodNeed
 from allotment.model.mig import MigGroup, MigHold, MigModelGroups, MigPlace, MigTemplate
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.quota import QuotaBook
 

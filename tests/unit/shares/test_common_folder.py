@@ -10,15 +10,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from users import as_user
 
-from allotment.cli import doctor, ps
+from allotment.cli import doctor, ps, top
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError, StateError
-from allotment.model.shares import Runner, Share
+from allotment.model.shares import Runner, Share, ShareId
 from allotment.shares import folders, lifecycle
+from allotment.shares.cdi import spec_name
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import ShareOrder
 
@@ -73,6 +75,29 @@ def test_nobody_else_keeps_a_share_from_its_removal(common: StateFolder, make: M
     with as_user(DAEMON):
         lifecycle.destroy(common, lifecycle.find(common, share.id), force=True)
     assert lifecycle.list_shares(common) == []
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["root's", "its own"])
+@pytest.mark.parametrize("named", ["id", "another id"])
+def test_a_record_removes_no_cdi_spec_but_its_own(
+    common: StateFolder,
+    make: Make,
+    dead_runner: Runner,
+    tmp_path: Path,
+    named: str,
+    *,
+    is_own: bool,
+) -> None:
+    with as_user(NOBODY):
+        share, directory = make(runner=dead_runner)
+    spec = tmp_path / spec_name(share.id if named == "id" else ShareId(FOREIGN))
+    spec.write_text("{}")
+    os.chown(spec, NOBODY if is_own else 0, -1)
+    path = directory / "share.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cdi_spec": str(spec)}))
+    with common.locked():
+        assert lifecycle.recover(common) == []
+    assert spec.exists() != (is_own and named == "id")
 
 
 def a_pipe(path: Path) -> None:
@@ -144,6 +169,30 @@ def test_a_closed_folder_stops_nobody(common: StateFolder, make: Make, room: str
 
 
 @pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (ps.command, ()),
+        (ps.command, ("-o", "name")),
+        (ps.command, ("-o", "json")),
+        (ps.command, ("-o", "yaml")),
+        (top.command, ("--once",)),
+    ],
+    ids=["ps", "name", "json", "yaml", "top"],
+)
+def test_a_folder_whose_name_is_no_text_is_shown(
+    common: StateFolder, command: click.Command, options: tuple[str, ...]
+) -> None:
+    with as_user(NOBODY):
+        directory = common.shares / os.fsdecode(b"\xff\x1b[31m")
+        directory.mkdir()
+        (directory / "share.json").write_text("{}")
+    shown = CliRunner().invoke(command, ["--state", str(common.root), *options])
+    assert shown.exit_code == 0, shown.exception
+    assert "\\udcff" in shown.output.lower()
+    assert "\x1b" not in shown.output
+
+
+@pytest.mark.parametrize(
     ("written", "negative"),
     [
         (f'"memory_bytes": {4 << 30}', f'"memory_bytes": -{70 << 30}'),
@@ -190,16 +239,17 @@ def test_a_record_that_no_allot_writes_is_damaged_and_stops_nobody(
     assert found[share.id].limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger
 
 
-def test_who_made_the_lock_could_replace_it(common: StateFolder) -> None:
-    os.chown(common.root / "lock", NOBODY, NOBODY)
-    with as_user(DAEMON), pytest.raises(StateError, match="lock belongs to another user"):
+@pytest.mark.parametrize("name", ["lock", "events", "version"])
+def test_who_made_a_file_for_all_could_replace_it(common: StateFolder, name: str) -> None:
+    os.chown(common.root / name, NOBODY, NOBODY)
+    with as_user(DAEMON), pytest.raises(StateError, match=f"{name} belongs to another user"):
         common.prepare()
-    (common.root / "lock").unlink()
+    (common.root / name).unlink()
     with as_user(DAEMON), pytest.raises(StateError, match="only root may create it"):
         common.prepare()
 
 
-@pytest.mark.parametrize("part", ["lock", "shares", "queue", "shim", "simulated/lib"])
+@pytest.mark.parametrize("part", ["lock", "events", "shares", "queue", "shim", "simulated/lib"])
 def test_the_command_in_the_hint_makes_what_is_missing(common: StateFolder, part: str) -> None:
     path = common.root / part
     path.rmdir() if path.is_dir() else path.unlink()

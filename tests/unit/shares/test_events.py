@@ -52,6 +52,7 @@ def test_a_pipe_or_a_link_in_its_place_stops_no_command(
 ) -> None:
     folder.prepare()
     path, other = folder.root / "events", tmp_path / "other"
+    path.unlink()
     os.mkfifo(path)
     note_event(folder, "created", share="a", share_id="a")
     assert read_events(folder) == []
@@ -119,6 +120,8 @@ def test_a_folder_without_events_fails_nothing(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state")
     note_event(folder, "created", share="a", share_id="a")  # it does not exist
     folder.prepare()
+    (folder.root / "events").unlink()
+    note_event(folder, "created", share="a", share_id="a")
     (folder.root / "events").mkdir()
     note_event(folder, "created", share="a", share_id="a")
     assert read_events(folder) == []
@@ -156,4 +159,4 @@ def test_each_is_shown_once_and_without_control_characters(
     words = ["--follow", "--state", str(folder.root)]
     shown = CliRunner().invoke(command, words).stdout.splitlines()
     assert [line.split()[1:3] for line in shown] == [["refused", "a"], ["created", "late"]]
-    assert shown[0].endswith("refused    a   [2J")
+    assert shown[0].endswith("refused    a   [2J\\ud800")

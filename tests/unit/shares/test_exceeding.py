@@ -5,7 +5,6 @@ import asyncio
 import fcntl
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.reported import Reported
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Excess, Share
+from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import is_running, named
 from allotment.shares.record import Traces, write_record, write_traces

@@ -29,7 +29,10 @@ def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> Non
     folder.prepare()
     assert folder.exists()
     names = {path.name for path in folder.root.iterdir()}
-    assert names == {"version", "lock", "shares", "devices", "queue", "shim", "simulated"}
+    assert names == {
+        *("version", "lock", "events"),
+        *("shares", "devices", "queue", "shim", "simulated"),
+    }
     assert folder.libraries.is_dir()
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pod_node
@@ -92,6 +92,59 @@ def test_who_cuts_a_file_short_ends_no_agent(tmp_path: Path, native_dir: Path, f
     assert worker.returncode != -signal.SIGBUS
     assert worker.returncode == 0
     assert told == "survived\n"
+
+
+# As root of a container can with its read-only mount: a new lease as soon as one is to end.
+LEASE = """
+import fcntl, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+while True:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        print("refused", flush=True)
+        break
+    print("held", flush=True)
+    signal.sigwait({signal.SIGIO})
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+"""
+
+
+@contextlib.contextmanager
+def hold_lease(path: Path) -> Iterator[Callable[[], str]]:
+    """Begin to hold a lease on a file; the result returns what became of it next."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, path], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        try:
+            yield holder.stdout.readline
+        finally:
+            holder.kill()
+
+
+def test_a_lease_on_a_contract_keeps_nobody_from_its_device(
+    folder: StateFolder, make: Make
+) -> None:
+    first, directory = make("1Gi")
+    with hold_lease(directory / "contract-0") as became:
+        assert became() == "held\n"
+        second, _ = make("1Gi")
+    assert {each.id for each in lifecycle.list_shares(folder)} == {first.id, second.id}
+
+
+def test_on_a_node_nobody_gets_a_lease_on_a_contract(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    node = pod_node.Node(tmp_path)
+    share = node.prepare(pod_node.order(1))
+    with hold_lease(node.folder.shares / share.id / "contract-0") as became:
+        assert became() == "refused\n"
+    node.shares = shares = node.restarted()
+    with hold_lease(node.folder.shares / share.id / "contract-0") as became:
+        assert became() == "held\n"
+        shares.tidy()
+        assert became() == "refused\n"
 
 
 @pytest.mark.parametrize("length", [0, 20_000, LEASES_FILE_SIZE + (8 << 20)])

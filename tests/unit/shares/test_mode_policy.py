@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from allotment.model.devices import Device, DeviceSlice
 from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.model.modes import MODES
+from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import (
     ModePolicy,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bookings of one pod's shares: what Kubernetes counts, never less than what is in use at once."""
 
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from allotment.model.accounting import holders, overlap, phases
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.booking import booked
 from allotment.shares.record import LoadedShare
 

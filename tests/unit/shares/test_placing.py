@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from gpus import gpu
 
@@ -15,6 +13,7 @@ from allotment.model.modes import MPS, SOFT, TIMESLICE
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
+from allotment.model.structs import replace
 from allotment.shares.booking import Booking, default_host_budget
 from allotment.shares.mode_policy import ModePolicy
 from allotment.shares.placing import ShareOrder, place

@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from allotment.model.errors import BusyError, DoesNotFitError, StateError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, replicas_of
 from allotment.model.shares import Injection, Runner
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy

@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from allotment.model.modes import MPS
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Share
+from allotment.model.structs import replace
 from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.pods import NodePolicy
 

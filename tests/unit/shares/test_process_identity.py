@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """processes.json: what is written is what is read, and damage is nothing known."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
+from subprocess import PIPE, Popen
 
 import pytest
 
 from allotment.model.shares import Runner, Share
-from allotment.shares import lifecycle
+from allotment.model.structs import replace
+from allotment.shares import lifecycle, process_tree
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census, named
 from allotment.shares.record import Traces, read_traces, write_traces
@@ -65,3 +69,68 @@ def test_a_share_without_runner_is_kept_for_who_was_recorded(
         assert len(lifecycle.recover(folder)) == 1
         process.communicate()
         assert lifecycle.recover(folder) == []
+
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="another user is root's to make"
+)
+
+
+@contextmanager
+def parent_and_child(*prefix: str) -> Iterator[tuple[int, int]]:
+    """Two processes, by PID."""
+    program = [*prefix, "/bin/sh", "-c", "sleep 60 & echo $!; wait"]
+    with Popen(program, stdout=PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            yield parent.pid, child
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def naming(kind: str, share: Share, directory: Path, pid: int) -> Share:
+    """The share with a record that names a process as its own."""
+    if kind == "runner":
+        return replace(share, runner=named(pid))
+    if kind == "member":
+        write_traces(directory, Traces(members=(named(pid),)))
+        return share
+    namespace = Path(f"/proc/{pid}/ns/mnt").stat().st_ino
+    write_traces(directory, Traces(namespace, (named(pid),)))
+    return share
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["runner", "member", "namespace"])
+def test_a_record_names_no_process_of_another_user(make: Make, kind: str) -> None:
+    """In a folder for all users each can write any record."""
+    share, directory = make(runner=None)
+    with parent_and_child() as (victim, child):
+        claiming = naming(kind, share, directory, victim)
+        assert child in census([(claiming, directory)])[share.id]
+        os.chown(directory, NOBODY, NOBODY)
+        assert census([(claiming, directory)]) == {share.id: set()}
+        assert process_tree.living_runner(claiming, directory) is None
+
+
+@needs_root
+def test_a_record_takes_no_processes_from_another_share(make: Make) -> None:
+    with parent_and_child() as (runner, child):
+        share, directory = make(runner=named(runner))
+        other, forged = make(runner=named(runner))
+        os.chown(forged, NOBODY, NOBODY)
+        expected = {share.id: {child}, other.id: set()}
+        assert census([(share, directory), (other, forged)]) == expected
+
+
+@needs_root
+def test_a_record_names_processes_of_its_owner(make: Make) -> None:
+    share, directory = make(runner=None)
+    os.chown(directory, NOBODY, NOBODY)
+    become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    with parent_and_child(*become) as (runner, child):
+        claiming = naming("runner", share, directory, runner)
+        assert census([(claiming, directory)]) == {share.id: {child}}
+        assert process_tree.living_runner(claiming, directory) == claiming.runner

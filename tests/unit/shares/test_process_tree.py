@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Share
+from allotment.model.structs import replace
 from allotment.shares import lifecycle, process_tree
 from allotment.shares.folders import StateFolder
 from allotment.shares.run.namespace import can_unshare
@@ -243,13 +243,39 @@ def test_mounts_count_for_users_who_may_write_the_ledger(
     mounted_share: tuple[Share, Path], begin: Begin
 ) -> None:
     """In a folder for all users each of them could mount it."""
-    share, directory = mounted_share
+    made, directory = mounted_share
+    share = replace(made, injection=Injection.NAMESPACE)
     usage = directory / "usage"
     own = begin(*mounting(usage))
     other = begin(*mounting(usage, f"exec {AS_NOBODY}"))
-    assert process_tree.census([mounted_share]) == {share.id: {own, other}}
+    assert process_tree.census([(share, directory)]) == {share.id: {own, other}}
     usage.chmod(0o644)
-    assert process_tree.census([mounted_share]) == {share.id: {own}}
+    assert process_tree.census([(share, directory)]) == {share.id: {own}}
+
+
+@needs_root
+def test_a_container_cannot_leave_its_share_by_another_owner_of_the_ledger(
+    mounted_share: tuple[Share, Path], begin: Begin
+) -> None:
+    share, directory = mounted_share
+    usage = directory / "usage"
+    hide = f"chmod 600 /run/allotment/share/usage; chown {NOBODY} /run/allotment/share/usage"
+    hidden = begin(*mounting(usage, f"{hide}; {READY}"))
+    assert process_tree.census([mounted_share]) == {share.id: {hidden}}
+
+
+def test_of_what_a_process_makes_endless_the_start_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user can have 100,000 mounts in a namespace of its own, which are 370 MB of text."""
+    (tmp_path / "7").mkdir()
+    with (tmp_path / "7" / "cmdline").open("wb") as file:
+        file.write(b"train")
+        file.truncate(1 << 30)
+    monkeypatch.setattr(process_tree, "_PROC", tmp_path)
+    command = process_tree.command_of(7)
+    assert command.startswith("train")
+    assert len(command) < 8 << 20
 
 
 def test_members_by_descent_whatever_their_environment(make: Make) -> None:
@@ -319,4 +345,7 @@ def test_processes_of_pods_are_told_by_their_control_group(
     (tmp_path / "7" / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")
     monkeypatch.setattr(process_tree, "_PROC", tmp_path)
     assert process_tree.is_in_pod(7) is is_pods
+    uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+    assert process_tree.is_in_pod(7, uid) is any(each in group for each in (uid, "1b4e28ba_2fa1"))
+    assert not process_tree.is_in_pod(7, uid.replace("1", "2"))
     assert not process_tree.is_in_pod(8)

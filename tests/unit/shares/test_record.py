@@ -2,7 +2,6 @@
 """share.json: what is written is what is read, and anything else is named."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from allotment.model.shares import (
     SuspendedBy,
     Suspension,
 )
+from allotment.model.structs import replace
 from allotment.shares.record import read_record, write_record
 
 SHARE = Share(
@@ -213,3 +213,13 @@ def test_a_record_as_it_was_written_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "share.json").write_text("{", "utf-8")
     with pytest.raises(StateError):
         read_record(tmp_path, written=share)
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(1 << 10, True), (1 << 20, False)])
+def test_a_process_keeps_no_long_record(tmp_path: Path, length: int, *, is_kept: bool) -> None:
+    """In a folder for all users each can write a thousand of 2 MiB."""
+    share = replace(SHARE, command=("train", "x" * length))
+    write_record(tmp_path, share)
+    first, second = read_record(tmp_path), read_record(tmp_path)
+    assert first == second == share
+    assert (first is second) == is_kept

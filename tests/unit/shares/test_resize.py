@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from allotment.model.modes import EXCLUSIVE, MIG, MPS
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import named

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,9 @@ from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.model.structs import replace
 from allotment.modes.mps.state import Loss
-from allotment.shares import lifecycle
+from allotment.shares import lifecycle, status
 from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import command_of, start_time
@@ -195,6 +195,28 @@ def test_a_share_of_a_pod_tells_what_runs_in_it(
     member.communicate()
     (share,) = view(current(folder), driver())
     assert share.state is LiveState.WAITING
+
+
+def test_a_pods_program_that_left_its_shares_mounts_is_not_enforced(
+    folder: StateFolder, make: Make, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = PodUid("1b4e28ba-2fa1-11d2-883f-0016d3cca427")
+    owner = Owner(
+        uid=uid, namespace="lab", pod="one", container="main", kind=ContainerKind.REGULAR,
+        resource="allotment.dev/gpu",
+    )  # fmt: skip
+    make("4Gi", runner=None, owner=owner)
+    hidden, other = sleeper(), sleeper()
+    pods = {hidden.pid: uid, other.pid: PodUid("another")}
+    monkeypatch.setattr(status, "is_in_pod", lambda pid, of: pods[pid] == of)
+    seen = share_status(
+        current(folder), driver((hidden.pid, 5 * GI), (other.pid, GI)), machines=[None]
+    )
+    (share,) = seen.shares
+    assert [(each.pid, each.is_enforced) for each in share.processes] == [(hidden.pid, False)]
+    assert share.devices[0].overuse
+    assert share.pids == (hidden.pid,)
+    assert [each.pid for each in seen.outside] == [other.pid]
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

@@ -2,10 +2,10 @@
 """A made-up trace has the statistics that are published of the real one."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
+from allotment.model.structs import replace
 from allotment.simulate.csv_files import Trace, capacity_milli
 from allotment.simulate.workloads import generate
 

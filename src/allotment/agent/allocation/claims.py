@@ -8,8 +8,9 @@ container without its share cannot start, so its failure delays no other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
+
+import msgspec
 
 from allotment.agent.allocation.orders import again, order_for, share_of
 from allotment.agent.protocols import CheckpointEntry
@@ -24,8 +25,7 @@ Starts = tuple[tuple[str, bool, int], ...]
 """Containers' names, whether they have ever run, and their restarts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimWork:
+class ClaimWork(msgspec.Struct, frozen=True):
     """What to do so that a container can start."""
 
     make: tuple[ShareOrder, ...]
@@ -40,7 +40,7 @@ class ClaimWork:
     """Shares whose failure delays only their own container."""
     alternatives: frozenset[ShareId] = frozenset()
     """Shares of earlier containers that may still be the starting one."""
-    failed: Mapping[ShareId, AllotError] = field(default_factory=dict)
+    failed: Mapping[ShareId, AllotError] = msgspec.field(default_factory=dict)
     """Shares of `may_fail` for which no order could be made."""
 
 

@@ -6,7 +6,6 @@ Pure. An order is complete: carrying it out needs no further question, also when
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_SHARE, Offer, Resource
@@ -26,6 +25,7 @@ from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Request, replicas_of, whole_devices
 from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import ledger_mode
 from allotment.shares.placing import ShareOrder
 

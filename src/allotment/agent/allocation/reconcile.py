@@ -9,8 +9,9 @@ no pod counts as gone.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
 
 from allotment.agent.allocation.claims import superseded
 from allotment.agent.allocation.orders import holds_gpus, share_of
@@ -28,6 +29,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
 from allotment.shares.folders import RUN_FOLDER
@@ -48,16 +50,14 @@ class Why(StrEnum):
     CLAIM_RELEASED = "claim-released"
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """A share to end."""
 
     share: Share
     why: Why
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(msgspec.Struct, frozen=True):
     """The differences between shares, pods and checkpoint."""
 
     due: tuple[Due, ...]

@@ -19,7 +19,6 @@ from collections.abc import (
 )
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -53,6 +52,7 @@ from allotment.model.errors import AllotError, BusyError, DoesNotFitError, State
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.requests import Request
 from allotment.model.shares import Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.failpoints import failpoint
 from allotment.shares.placing import ModeAttempts, ShareOrder

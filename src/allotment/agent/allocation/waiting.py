@@ -4,13 +4,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from allotment.model.pods import PodUid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts and pauses, in seconds."""
 
     deadline: float = 24.0

@@ -4,8 +4,9 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from allotment.agent.config.options import parse_duration
 from allotment.agent.config.schema import (
@@ -274,8 +275,7 @@ def _health(section: HealthSection, path: str) -> None:
 _KEEP_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigUse:
+class MigUse(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU is cut on request."""
 
     keep_s: float = _KEEP_S

@@ -7,13 +7,15 @@ that should be shared.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, cast
+
+import msgspec
 
 from allotment.agent.config.options import option_named
 from allotment.agent.config.overlay import given_value, load, overlay
 from allotment.agent.config.schema import Config
 from allotment.model.errors import AllotError, NotFoundError, UsageError
+from allotment.model.structs import replace
 
 CONFIG_LABEL: Final = option_named("node-label").default
 EMPTY: Final = ""
@@ -23,8 +25,7 @@ _NAMED: Final = "default"
 _MOST_SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRules:
+class ChoiceRules(msgspec.Struct, frozen=True, kw_only=True):
     """The label that names a configuration, and the choice without it."""
 
     default: str = ""
@@ -92,8 +93,7 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigOutcome:
+class ConfigOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of one change."""
 
     config: Config | None = None
@@ -104,30 +104,29 @@ class ConfigOutcome:
     """The previous outcome had another problem or none: an event is due."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ConfigHolder:
+class ConfigHolder(msgspec.Struct, kw_only=True):
     """Keeps the latest sources and the configuration in force.
 
     Call `start` if flags and environment are the only sources, `file_changed` for a file, and for a
     ConfigMap or folder `data_changed` and `label_changed`: both are needed for a choice.
     """
 
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
     """NVIDIA's flags, by `Option.parameter`, as they were given."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    rules: ChoiceRules = field(default=ChoiceRules())
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    rules: ChoiceRules = msgspec.field(default=ChoiceRules())
     source: str = "ConfigMap"
     """The name of the named configurations in errors: `ConfigMap allotment/configs`."""
-    config: Config | None = field(default=None, init=False)
+    config: Config | None = None
     """The one in force."""
-    text: str = field(default="", init=False)
+    text: str = ""
     """Its text."""
-    problem: AllotError | None = field(default=None, init=False)
+    problem: AllotError | None = None
     """The problem of the latest change; None: none."""
-    _label: str | None = field(default=None, init=False)
-    _data: Mapping[str, str] | None = field(default=None, init=False)
-    _knows_label: bool = field(default=False, init=False)
-    _knows_data: bool = field(default=False, init=False)
+    _label: str | None = None
+    _data: Mapping[str, str] | None = None
+    _knows_label: bool = False
+    _knows_data: bool = False
 
     def start(self) -> ConfigOutcome:
         try:

@@ -7,10 +7,11 @@ of both has two variables; the plugin's counts first.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import DURATION_UNITS
@@ -30,8 +31,7 @@ class OptionKind(StrEnum):
     """A duration of Go's, or `infinite`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One of NVIDIA's options, in all its places."""
 
     flag: str

@@ -6,8 +6,7 @@ listed in the configuration's `notes`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -46,10 +45,7 @@ from allotment.agent.config.schema import (
 )
 from allotment.model.errors import UsageError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_T = TypeVar("_T", bound="DataclassInstance")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 FLAGS_ALONE: Final = "flags and environment"
 """The source of a configuration without a file."""
@@ -60,8 +56,7 @@ _NOT_YET: Final = "is not yet supported in the config. Ignoring..."
 _HOW: Final = "(`allotment.honourResources: true` honours it)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(msgspec.Struct, frozen=True):
     """A value, and where it came from; `origin` None: the default."""
 
     value: OptionValue
@@ -255,7 +250,7 @@ def _config(
 
 def _section(kind: type[_T], values: Mapping[str, Any], **more: Any) -> _T:  # noqa: ANN401 - fields
     """Build a section of the configuration, whose fields are named as the options are."""
-    names = {each.name for each in fields(kind)}
+    names = kind.__struct_fields__
     return kind(**{name: each for name, each in values.items() if name in names}, **more)
 
 

@@ -20,7 +20,7 @@ from yaml.constructor import ConstructorError
 from allotment.agent.config.checks import check_file, within
 from allotment.agent.config.schema import ConfigFile
 from allotment.model.errors import UsageError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 _MANIFEST: Final = {"apiVersion", "kind", "metadata", "data"}
 

@@ -7,7 +7,6 @@ together.
 """
 
 import re
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -271,8 +270,7 @@ class DeviceListStrategy(StrEnum):
     CDI_CRI = "cdi-cri"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginConfig:
+class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`flags.plugin`."""
 
     pass_device_specs: bool = False
@@ -285,8 +283,7 @@ class PluginConfig:
     shared_devices_allocation_policy: str = "distributed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GfdConfig:
+class GfdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`flags.gfd`. `sleep_interval_s` None: label once, and again only when something changes."""
 
     oneshot: bool = False
@@ -296,8 +293,7 @@ class GfdConfig:
     machine_type_file: str = "/sys/class/dmi/id/product_name"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replication:
+class Replication(msgspec.Struct, frozen=True, kw_only=True):
     """`sharing.timeSlicing` or `sharing.mps`."""
 
     resources: tuple[ReplicatedResource, ...] = ()
@@ -306,8 +302,7 @@ class Replication:
     fail_requests_greater_than_one: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthConfig:
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`allotment.health`."""
 
     xid_actions: tuple[tuple[int, str], ...] = ()
@@ -317,20 +312,18 @@ class HealthConfig:
     evict_after_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllotmentConfig:
+class AllotmentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`allotment`."""
 
     devices: tuple[DeviceRule, ...] = ()
     """A GPU that no rule matches is `exclusive`, or `timeslice` where `sharing` has replicas."""
     shares_per_device: int = 16
     honour_resources: bool = False
-    health: HealthConfig = field(default=HealthConfig())
+    health: HealthConfig = msgspec.field(default=HealthConfig())
     on_excess: Excess = Excess.WARN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. `source` says where it came from: a path, or `ConfigMap namespace/name, key`."""
 
     source: str = "defaults"
@@ -344,8 +337,8 @@ class Config:
     mofed_enabled: bool = False
     use_node_feature_api: bool = True
     device_discovery_strategy: str = "auto"
-    plugin: PluginConfig = field(default=PluginConfig())
-    gfd: GfdConfig = field(default=GfdConfig())
+    plugin: PluginConfig = msgspec.field(default=PluginConfig())
+    gfd: GfdConfig = msgspec.field(default=GfdConfig())
     gpu_patterns: tuple[ResourcePattern, ...] = (
         ResourcePattern(pattern="*", name="nvidia.com/gpu"),
     )
@@ -357,7 +350,7 @@ class Config:
     """Where both are set, this one counts, as in NVIDIA's plugin."""
     imex_channel_ids: tuple[int, ...] = ()
     imex_required: bool = False
-    allotment: AllotmentConfig = field(default=AllotmentConfig())
+    allotment: AllotmentConfig = msgspec.field(default=AllotmentConfig())
     notes: tuple[str, ...] = ()
     """What of the file has no effect, and why: shown once when it comes into force."""
 

@@ -7,9 +7,10 @@ only: a share device takes them all with its first claim, a slice takes its memo
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
+
+import msgspec
 
 from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import DeviceFacts, NodeFacts
@@ -53,8 +54,7 @@ class DeviceType(StrEnum):
     """A place for a MIG slice, which is cut when a pod needs it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDevice:
+class PoolDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device, and what it stands for."""
 
     name: str
@@ -62,25 +62,23 @@ class PoolDevice:
     document: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a GPU for its devices."""
 
     device: Device
     facts: DeviceFacts | None = None
     cut: CutGpu | None = None
     """None: it has no MIG, or is not offered in mode mig."""
-    taken: TakenPart = field(default=TakenPart())
+    taken: TakenPart = msgspec.field(default=TakenPart())
     """By shares that are no claims'."""
     problem: str = ""
     """Why it takes nothing new."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of a node, and the contents of its slices."""
 
-    devices: Mapping[str, PoolDevice] = field(default_factory=dict)
+    devices: Mapping[str, PoolDevice] = msgspec.field(default_factory=dict)
     """By name."""
     slices: tuple[Mapping[str, Any], ...] = ()
 
@@ -239,8 +237,7 @@ def _attributes(gpu: GpuState, node: NodeFacts | None) -> Mapping[str, object]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
+class _Version(msgspec.Struct, frozen=True):
     """A version with the three numbers that semver wants."""
 
     numbers: tuple[int, ...]

@@ -17,27 +17,27 @@ GPU goes away and comes back, or the driver reports it. Each recent failure doub
 tests to pass, and each failed test the pause.
 """
 
-from dataclasses import dataclass, replace
 from typing import Final, assert_never
+
+import msgspec
 
 from allotment.agent.health.records import HealthState, Need, Record, Rules
 from allotment.agent.health.xids import LINKED, Action, Effect, describe_xid
 from allotment.agent.inventory import Gone, Hidden, Silent
 from allotment.devices.watching import Look, ReadFailure, Vitals
+from allotment.model.structs import replace
 
 # ---- events --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class XidSeen:
+class XidSeen(msgspec.Struct, frozen=True):
     """An XID, and the policy's action."""
 
     xid: int
     action: Action
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(msgspec.Struct, frozen=True):
     """The result of a test: None, or the failure."""
 
     complaint: str | None
@@ -49,22 +49,19 @@ Event = XidSeen | Look | Silent | ReadFailure | Gone | Hidden | Probed
 # ---- decisions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOut:
+class TakeOut(msgspec.Struct, frozen=True):
     """The GPU is no longer offered."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutBack:
+class PutBack(msgspec.Struct, frozen=True):
     """The GPU is offered again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """An event that does not change whether the GPU is offered."""
 
     reason: str
@@ -76,8 +73,7 @@ class Note:
 Decision = TakeOut | PutBack | Note
 
 
-@dataclass(frozen=True, slots=True)
-class HealthStep:
+class HealthStep(msgspec.Struct, frozen=True):
     """A GPU's new record, and the decisions."""
 
     record: Record

@@ -2,7 +2,6 @@
 """The record of a GPU's health, and the part of it that outlives the agent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from allotment.agent.health.xids import Action, parse_action
 from allotment.devices.watching import Vitals
 from allotment.files import atomic_write
 from allotment.model.errors import AllotError, StateError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 
 class HealthState(StrEnum):
@@ -34,8 +33,7 @@ class Need(StrEnum):
     RESET = "a reset"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Limits; times in seconds."""
 
     silence_s: float = 10.0
@@ -61,8 +59,7 @@ class Rules:
     """The action for the driver's recovery action: the policy's for XID 154."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU's health. Times are of one monotonic clock."""
 
     state: HealthState = HealthState.HEALTHY

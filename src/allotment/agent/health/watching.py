@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.agent.config.schema import EvictPolicy
 from allotment.agent.health.machine import (
@@ -38,6 +39,7 @@ from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.pods import Owner
+from allotment.model.structs import replace
 
 GPU_UNHEALTHY: Final = "GpuUnhealthy"
 GPU_RECOVERED: Final = "GpuRecovered"
@@ -61,8 +63,7 @@ class Gpus(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthCondition:
+class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition of the node, as the API server has it."""
 
     status: ConditionStatus

@@ -7,10 +7,11 @@ calls unused are left out; their action is `UNLISTED`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from typing import Final, Self
+
+import msgspec
 
 from allotment.agent.config.schema import HealthConfig
 from allotment.model.errors import UsageError
@@ -220,11 +221,10 @@ def describe_xid(xid: int) -> str:
     return f"XID {xid} ({meaning_of(xid)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XidPolicy:
+class XidPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The action for each XID on this node."""
 
-    overrides: Mapping[int, Action] = field(default_factory=dict)
+    overrides: Mapping[int, Action] = msgspec.field(default_factory=dict)
     """The file's."""
     disabled: frozenset[int] = frozenset()
     enabled: frozenset[int] = frozenset()

@@ -7,11 +7,11 @@ A table in place of generated stubs: it is typed, and fits every version of gRPC
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 from google.protobuf.message import Message
 
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as device_plugin
@@ -26,8 +26,7 @@ CHANNEL_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 """For every channel to a socket: gRPC would send the socket's path, which some servers refuse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[Ask, Response]):
+class Method(msgspec.Struct, Generic[Ask, Response], frozen=True):
     """One call of a service."""
 
     service: str

@@ -9,8 +9,9 @@ its own labels.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from allotment.agent.config.schema import Config
 from allotment.agent.resources import Offer
@@ -29,8 +30,7 @@ _VERSION_PARTS: Final = (2, 3)
 _PCI_MODES: Final[Mapping[int | None, str]] = {0x0300: "graphics", 0x0302: "compute"}
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True):
     """A node's labels, sorted by key, and notes about them."""
 
     labels: Mapping[str, str]
@@ -319,8 +319,7 @@ _FIRST_TURING: Final = (7, 5)
 _FIRST_ADA: Final = (8, 9)
 
 
-@dataclass(frozen=True, slots=True)
-class SharingFacts:
+class SharingFacts(msgspec.Struct, frozen=True):
     """How a resource is shared. `strategy` is none, time-slicing or mps."""
 
     replicas: int

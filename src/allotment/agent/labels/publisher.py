@@ -11,9 +11,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.agent.config.schema import Config, GfdConfig
 from allotment.agent.labels.features import OWNED_PREFIXES, UNKNOWN_MACHINE, Features, node_features
@@ -30,8 +31,7 @@ _FIRST_RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """The sources of labels."""
 
     facts: NodeFacts

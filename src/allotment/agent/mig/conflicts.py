@@ -9,10 +9,11 @@ that doubles each time. This memory does not outlive the agent.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.agent.mig.state import CutGpu
 from allotment.agent.node_state import NodeState
@@ -20,6 +21,7 @@ from allotment.agent.protocols import Reports
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import Journal
 from allotment.shares.folders import StateFolder
 
@@ -35,8 +37,7 @@ _PATIENCE_S: Final = 60.0
 """How long other work on the GPU, and its driver, may take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigConflict:
+class MigConflict(msgspec.Struct, frozen=True, kw_only=True):
     """How often others have switched MIG off on one GPU lately. In seconds of one clock."""
 
     times: int = 0

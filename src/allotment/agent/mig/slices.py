@@ -12,7 +12,6 @@ off for a pause (`conflicts`).
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -30,6 +29,7 @@ from allotment.model.mig import MigHold, MigProfile
 from allotment.model.modes import has_only_slices
 from allotment.model.reported import Reported
 from allotment.model.shares import Share, ShareId
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import Journal
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.shares.folders import StateFolder

@@ -2,14 +2,14 @@
 """The slices of one GPU, from its driver's report and its journal. Pure."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from allotment.model.mig import MigGpu, MigHold, MigProfile, MigSlice
 from allotment.modes.mig.journal import SliceRecord, Stage, foreign, stands_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutGpu:
+class CutGpu(msgspec.Struct, frozen=True, kw_only=True):
     """The state of MIG on one GPU."""
 
     profiles: tuple[MigProfile, ...]

@@ -11,11 +11,13 @@ MIG mode.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 from allotment.agent.config.schema import GPU, Config, matches_pattern
 from allotment.model.devices import Device
+from allotment.model.structs import replace
 
 NONE: Final = "none"
 SINGLE: Final = "single"
@@ -23,13 +25,12 @@ PER_PROFILE: Final = f"{GPU.rpartition('/')[0]}/mig-"
 """The prefix of names in strategy `mixed`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The offered devices, and why others are not."""
 
     devices: tuple[Device, ...]
     """Whole GPUs, and MIG devices that have a name."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The resource of each MIG device among them, by UUID."""
     is_refused: bool = False
     """`single` does not suit these GPUs: no NVIDIA resource is offered."""

@@ -13,7 +13,6 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -32,6 +31,7 @@ from allotment.kube.nodes import OwnNode
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.shares import Injection, ShareId
+from allotment.model.structs import replace
 from allotment.modes import ledger_mode, traits_of
 from allotment.shares.cdi import EXTRAS, KIND, HostMount, extra_edits
 from allotment.shares.pods import PodShares
@@ -51,15 +51,14 @@ _CONTROL_NODES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverNodes:
+class DriverNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's device nodes on this machine."""
 
     control: tuple[str, ...] = _CONTROL_NODES
     """Present nodes that belong to no GPU."""
-    minors: Mapping[str, int] = field(default_factory=dict)
+    minors: Mapping[str, int] = msgspec.field(default_factory=dict)
     """N of /dev/nvidiaN by UUID, if it is not the device's index."""
-    capabilities: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    capabilities: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The nodes of a MIG device's instances, by UUID, beside its GPU's."""
 
 

@@ -17,7 +17,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +39,7 @@ from allotment.agent.plugin.serving import (
 from allotment.files import FileIdentity, atomic_write, file_identity
 from allotment.model.errors import AllotError, PrerequisiteError, StateError, UsageError
 from allotment.model.reported import Reported
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 VERSION: Final = "v1beta1"
 OFFER: Final = "allotment-offer.json"
@@ -149,8 +148,7 @@ _ASKS: Final = 60
 """How often the front asks for the agent in that time."""
 
 
-@dataclass(slots=True)
-class _Plugin:
+class _Plugin(msgspec.Struct):
     """One resource's server, and its registration."""
 
     server: ResourceServer

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -63,8 +62,7 @@ _START_S: Final = 2.0
 _FRONT_LOG: Final = "front.log"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duties:
+class Duties(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent does for the kubelet."""
 
     offered: Callable[[Resource], OfferedResource]

@@ -13,11 +13,12 @@ one exchanges members, with bounded work.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from allotment.agent.resources import Resource, Slot
 from allotment.model.errors import UsageError
@@ -87,8 +88,7 @@ def _leaves_room(mode: str | None, resource: Resource) -> bool:
 # ---- replicas ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Card:
+class _Card(msgspec.Struct):
     """A GPU while its replicas are chosen."""
 
     order: int
@@ -232,8 +232,7 @@ def _by_exchange(matrix: Matrix, required: int, size: int) -> tuple[int, ...]:
     return max((growth.grown(start) for start in starts), key=lambda each: each[0])[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
+class _Growth(msgspec.Struct, frozen=True):
     matrix: Matrix
     required: int
     size: int

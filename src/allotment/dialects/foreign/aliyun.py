@@ -11,7 +11,6 @@ Koordinator's `pkg/scheduler/plugins/ack`.)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -47,7 +46,7 @@ from allotment.model.formats import format_count, meant
 from allotment.model.modes import MPS
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
-from allotment.prepared import prepared
+from allotment.model.structs import prepared, replace
 
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD: Final = "ALIYUN_COM_GPU_MEM_POD"

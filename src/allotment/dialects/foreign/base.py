@@ -8,7 +8,6 @@ other device plugins. At binding, `receipt` writes the annotations that the syst
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
@@ -28,8 +27,7 @@ PASSED_OVER = "webhook.allotment.dev/not-honoured"
 """Ignored keys, each with the reason: written by the webhook, reported as an event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translated:
+class Translated(msgspec.Struct, frozen=True, kw_only=True):
     """One container's request, and the resources to remove."""
 
     container: str
@@ -40,8 +38,7 @@ class Translated:
     """The author chose the mode; else mode soft is a default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
+class Translation(msgspec.Struct, frozen=True, kw_only=True):
     """The meaning of a pod."""
 
     dialect: str
@@ -52,23 +49,21 @@ class Translation:
     isolation is refused instead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A node's devices by UUID, for receipts."""
 
     indexes: Mapping[str, int]
     models: Mapping[str, str]
     memory_bytes: Mapping[str, int]
-    profiles: Mapping[str, tuple[MigProfile, ...]] = field(default_factory=dict)
+    profiles: Mapping[str, tuple[MigProfile, ...]] = msgspec.field(default_factory=dict)
     """Only devices with slices."""
-    foreign_slices: Mapping[str, tuple[MigPlace, ...]] = field(default_factory=dict)
+    foreign_slices: Mapping[str, tuple[MigPlace, ...]] = msgspec.field(default_factory=dict)
     """Foreign MIG instances of these."""
     in_mig_mode: frozenset[str] = frozenset()
     """Devices used only for slices."""
 
 
-@dataclass(frozen=True, slots=True)
-class GivenSlice:
+class GivenSlice(msgspec.Struct, frozen=True):
     """A MIG device, or a part of a GPU, that another system assigned."""
 
     uuid: str
@@ -85,8 +80,7 @@ class GivenSlice:
     """Recorded compute in basis points, likewise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Marks that identify a system's pods if its keys are generic."""
 
     schedulers: frozenset[str] = frozenset()

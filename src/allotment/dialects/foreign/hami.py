@@ -10,7 +10,6 @@ HAMi's scheduler, or if the settings ask for it. (HAMi v2.10, `docs/config.md`,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -47,6 +46,7 @@ from allotment.model.errors import UsageError
 from allotment.model.modes import PART_MODES
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, DeviceWeights, Preferences, Request
+from allotment.model.structs import replace
 
 _Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
 

@@ -12,7 +12,6 @@ container. Limits above the request (Run:ai's, NvFractions') are reserved in ful
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -94,8 +93,7 @@ class KaiSettings(
     """A pod with one of these labels is KAI's, with any scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(msgspec.Struct, frozen=True):
     """One annotation of NvFractions."""
 
     key: str

@@ -13,9 +13,10 @@ both; `pkg/scheduler/pod.go` of 2.0.)
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from allotment.dialects.foreign.base import ForeignDialect, NodeView, Translation, unproven
 from allotment.dialects.foreign.parsing import (
@@ -36,6 +37,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import shortened
 from allotment.model.pods import ForeignPod, PodUid
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
+from allotment.model.structs import replace
 
 GROUP: Final = "kubeshare.nthu"
 KIND: Final = "SharePod"
@@ -184,8 +186,7 @@ SCHEDULER: Final = "kubeshare-scheduler"
 """Resource of KubeShare 2.0's pods."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Amounts:
+class _Amounts(msgspec.Struct, frozen=True):
     """The amounts of both versions, in GPUs."""
 
     request: Fraction

@@ -9,7 +9,6 @@ A section is named after its dialect. Pods of `disabled` dialects are left uncha
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -32,7 +31,7 @@ from allotment.dialects.own.protocol import shown
 from allotment.model.errors import UsageError
 from allotment.model.formats import meant
 from allotment.model.mig import MigModelGroups
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -66,11 +65,10 @@ SETTINGS: Final[Mapping[str, type[msgspec.Struct]]] = {
 """The type of each section, by dialect name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DialectSettings:
+class DialectSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster's settings of dialects."""
 
-    sections: Mapping[str, object] = field(default_factory=dict)
+    sections: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Each dialect's settings object, by dialect name."""
     disabled: frozenset[str] = frozenset()
     """Names of disabled dialects."""

@@ -6,8 +6,9 @@ whole GPUs, allocated by the kubelet) may be in other containers of the same pod
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import msgspec
 
 from allotment.dialects.foreign.base import DIALECT, ForeignDialect, Translated, Translation
 from allotment.dialects.own import annotations as keys
@@ -31,13 +32,13 @@ from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import Container, ForeignContainer, ForeignPod, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES, parse_whole
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 _OWN = "Allotment's"
 _MAX_SHOWN = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(msgspec.Struct, frozen=True):
     """A dialect's keys in a pod: resources, annotations, labels."""
 
     title: str
@@ -122,14 +123,13 @@ def _mixed(pod: ForeignPod, container: str | None, claims: Sequence[_Claim]) -> 
 _PERCENT = WHOLE // 100
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """Changes to a pod."""
 
-    limits: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, str | None]] = msgspec.field(default_factory=dict)
     """By container: the quantity of each resource; None: remove it. Applies to `limits`, and to
     `requests` if the container has the resource there."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Annotations to set."""
 
 

@@ -10,7 +10,6 @@ HAMi-core `set_env_utilization_switch`, Volcano's plugin `cmd/vgpu-monitor/feedb
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, ClassVar, Final
 
@@ -49,6 +48,7 @@ from allotment.model.modes import MIG, MPS, SOFT, has_only_slices, traits_of
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Preferences, Request
+from allotment.model.structs import replace
 
 USE_TYPE: Final = "nvidia.com/use-gputype"
 NOT_TYPE: Final = "nvidia.com/nouse-gputype"
@@ -68,8 +68,7 @@ _CORE_POLICIES: Final = (DEFAULT, FORCE, DISABLE)
 _MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": MIG, "mps": MPS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class Names(msgspec.Struct, frozen=True, kw_only=True):
     """Resource names and defaults."""
 
     count: str

@@ -11,7 +11,6 @@ shares. Volcano ignores both in init containers; Allotment counts them. (Volcano
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
@@ -43,6 +42,7 @@ from allotment.model.clusters import PodBooking
 from allotment.model.modes import PART_MODES
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 NUMBER: Final = "volcano.sh/vgpu-number"
 MEMORY: Final = "volcano.sh/vgpu-memory"

@@ -8,7 +8,6 @@ over these GPUs, counted by the scheduler. Each GPU provides an equal part.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -46,6 +45,7 @@ from allotment.model.modes import MIG, SOFT, STRONGEST_FIRST, traits_of
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 GPU = "allotment.dev/gpu"
 """Number of GPUs that the container shares; the kubelet allocates it through a plugin."""

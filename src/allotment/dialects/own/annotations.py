@@ -8,7 +8,6 @@ A value applies to all containers with GPUs (`30:80`) or is given by container
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -37,6 +36,7 @@ from allotment.model.modes import MODES
 from allotment.model.pods import Pod
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import DeviceWeights, ModelRule
+from allotment.model.structs import replace
 
 NUMA: Final = "numa"
 NVLINK: Final = "nvlink"

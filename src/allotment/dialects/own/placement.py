@@ -13,7 +13,6 @@ the uid, so it cannot be forged earlier. The admission policy restricts later ed
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.modes import SOFT, traits_of
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES
+from allotment.model.structs import replace
 
 PLACEMENT = "allotment.dev/placement"
 PLACEMENT_VERSION = 1

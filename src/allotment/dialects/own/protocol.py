@@ -2,8 +2,9 @@
 """What a dialect is, the values of annotations, and the modes that suit a request."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
@@ -13,10 +14,10 @@ from allotment.model.modes import traits_of
 from allotment.model.pods import Container, ContainerAsk, ForeignPod, Pod
 from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 from allotment.model.requests import Constraints, Preferences, Request
+from allotment.model.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeWish:
+class ComputeWish(msgspec.Struct, frozen=True):
     """`allotment.dev/compute`: percent of each device."""
 
     text: str
@@ -28,8 +29,7 @@ class ComputeWish:
         return not self.text.lstrip().startswith(":")
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementWish:
+class PlacementWish(msgspec.Struct, frozen=True):
     """`allotment.dev/placement`: the devices that a scheduler chose."""
 
     devices: tuple[str, ...]
@@ -43,8 +43,7 @@ class PlacementWish:
     """The amounts may be more than the request: until a resize is in force."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResizeWish:
+class ResizeWish(msgspec.Struct, frozen=True):
     """`allotment.dev/resize`: other amounts of each device. None: as requested."""
 
     memory: MemoryAmount | None = None
@@ -53,8 +52,7 @@ class ResizeWish:
     weight: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodAnnotations:
+class PodAnnotations(msgspec.Struct, frozen=True):
     """All values. None: not set."""
 
     compute: ComputeWish | None = None
@@ -68,8 +66,8 @@ class PodAnnotations:
     memory: MemoryAmount | None = None
     """A part of each device."""
     resize: ResizeWish | None = None
-    constraints: Constraints = field(default=Constraints())
-    preferences: Preferences = field(default=Preferences())
+    constraints: Constraints = msgspec.field(default=Constraints())
+    preferences: Preferences = msgspec.field(default=Preferences())
 
 
 MAX_DEVICES: Final = 1024

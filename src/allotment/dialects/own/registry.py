@@ -5,8 +5,9 @@ Other systems' pods are translated at creation, so their dialects are not includ
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import msgspec
 
 from allotment.dialects.foreign.settings import DialectSettings, mig_groups_of
 from allotment.dialects.own.allotment import RESOURCES, AllotmentDialect, with_preference
@@ -18,6 +19,7 @@ from allotment.model.mig import MigModelGroups
 from allotment.model.modes import SOFT, has_slices
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import MAX_BYTES
+from allotment.model.structs import replace
 
 
 def asks_of(pod: Pod, *, nvidia: Collection[str]) -> tuple[ContainerAsk, ...]:
@@ -78,13 +80,12 @@ def _dialect_of(pod: Pod, container: Container, known: tuple[Dialect, ...]) -> D
     return spoken[0][0] if spoken else None
 
 
-@dataclass(frozen=True, slots=True)
-class NeedSettings:
+class NeedSettings(msgspec.Struct, frozen=True):
     """Cluster defaults for settings that pods leave open."""
 
     modes: tuple[str, ...] = (SOFT,)
     """Default modes, the best first."""
-    groups: Mapping[str, tuple[MigModelGroups, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[MigModelGroups, ...]] = msgspec.field(default_factory=dict)
     """Allowed slices, by dialect name."""
     floor: int = DEFAULT_FLOOR
     """Basis points of a GPU's time kept for its containers without a compute request."""
@@ -146,8 +147,7 @@ def _among(container: WantedContainer, groups: tuple[MigModelGroups, ...]) -> Wa
     return replace(container, request=replace(request, mig_groups=groups))
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaDialect:
+class NvidiaDialect(msgspec.Struct, frozen=True):
     """NVIDIA's resources that a node offers, by name."""
 
     names: frozenset[str]

@@ -15,8 +15,9 @@ The fields are those of a pod's `allotment.dev/...` annotations, with the same v
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from allotment.dialects.own.annotations import (
     CLASS,
@@ -59,8 +60,7 @@ _KEYS: Final = {
 _PERCENT: Final = WHOLE // 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedDevice:
+class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A result of an allocation."""
 
     request: str
@@ -71,12 +71,11 @@ class AllocatedDevice:
     """Which of several allocations of the device; empty: it has one."""
     is_admin: bool = False
     """For a monitor: it sees the device and takes none of it."""
-    consumed: Mapping[str, str] = field(default_factory=dict)
+    consumed: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Quantities, by capacity."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Opaque parameters of an allocation, for our driver."""
 
     where: str
@@ -90,8 +89,7 @@ class Parameters:
         return not self.requests or bool({request, request.partition("/")[0]} & {*self.requests})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePart:
+class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
     """An allocated device as the node knows it. One of these is true of it."""
 
     uuid: str

@@ -9,11 +9,13 @@ it.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from allotment.devices.mig import MigDriver
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, UsageError
 from allotment.model.mig import MigGpu, MigHold, MigInstance, MigLayout
+from allotment.model.structs import replace
 from allotment.modes.mig.files import ConfigEntry, GpuIdentity
 from allotment.modes.mig.journal import Journal, record_of, stands_for
 from allotment.modes.mig.slices import Reset, Slices
@@ -23,13 +25,12 @@ Owners = Callable[[Collection[int]], Mapping[int, str | None]]
 """Names the owners of processes; None: a process that does not count as a user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupied:
+class Occupied(msgspec.Struct, frozen=True, kw_only=True):
     """The users of a GPU, named for people."""
 
     whole: tuple[str, ...] = ()
     """Users of the GPU itself: shares, processes."""
-    instances: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    instances: Mapping[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Users of its GPU instances, by id."""
 
     def of(self, gpu_instance: int) -> tuple[str, ...]:
@@ -40,8 +41,7 @@ class Occupied:
         return [user for instance in gpu.instances for user in self.of(instance.gpu_instance)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuChange:
+class GpuChange(msgspec.Struct, frozen=True, kw_only=True):
     """The steps from a GPU to its configuration."""
 
     gpu: str

@@ -18,13 +18,12 @@ api/spec/v1/spec.go and pkg/types/device.go, v0.15.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
 from allotment.model.errors import NotFoundError, UsageError
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 _VERSION: Final = "v1"
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d)c\.)?\dg\.\d+gb(?:[+-][a-z.]+)?")
@@ -70,8 +69,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keb
     mig_configs: dict[str, list[ConfigEntry]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuIdentity:
+class GpuIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a GPU that entries name."""
 
     index: int

@@ -17,7 +17,6 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -28,7 +27,7 @@ from allotment.files import atomic_write, read_regular
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, StateError
 from allotment.model.mig import MigInstance
-from allotment.prepared import prepared
+from allotment.model.structs import prepared
 
 _VERSION = 1
 
@@ -46,8 +45,7 @@ class Stage(StrEnum):
     """It is being removed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRecord:
+class SliceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One slice of Allotment."""
 
     id: str

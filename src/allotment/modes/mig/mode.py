@@ -6,7 +6,6 @@ their use. The limit is the whole slice, also for a smaller request, because no 
 use the rest. No turns are taken. `shares.mig.allocate` creates and removes the slice.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from allotment.model.devices import Device
 from allotment.model.modes import MIG
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.modes.base import Mode
 from allotment.modes.soft import SoftMode, create_ledger
 

@@ -13,7 +13,8 @@ call may block as long as its GPU does.
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from allotment.devices.mig import MigDriver
 from allotment.model.errors import (
@@ -27,6 +28,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_pids
 from allotment.model.mig import MigGpu, MigInstance, MigProfile
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import (
     Journal,
     RecordVerdict,
@@ -46,18 +48,17 @@ class ModeChangedError(BusyError):
     """MIG mode has changed since the slice was chosen: choose again."""
 
 
-@dataclass(slots=True, kw_only=True)
-class FreedSlices:
+class FreedSlices(msgspec.Struct, kw_only=True):
     """The result of `Slices.free_orphans`."""
 
-    kept: list[SliceRecord] = field(default_factory=list)
+    kept: list[SliceRecord] = msgspec.field(default_factory=list)
     """Complete: held, or warm."""
-    lost: list[SliceRecord] = field(default_factory=list)
+    lost: list[SliceRecord] = msgspec.field(default_factory=list)
     """Held, and another tool removed the instance; recorded until the holder ends."""
-    removed: list[SliceRecord] = field(default_factory=list)
-    forgotten: list[SliceRecord] = field(default_factory=list)
+    removed: list[SliceRecord] = msgspec.field(default_factory=list)
+    forgotten: list[SliceRecord] = msgspec.field(default_factory=list)
     """Without holder and without instance."""
-    stuck: list[tuple[SliceRecord, AllotError]] = field(default_factory=list)
+    stuck: list[tuple[SliceRecord, AllotError]] = msgspec.field(default_factory=list)
     """Could not be removed."""
     problems: tuple[StateError, ...] = ()
     """Unreadable records."""

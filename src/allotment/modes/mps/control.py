@@ -8,9 +8,10 @@ docs.nvidia.com/deploy/mps), `NamespaceControl` version 3. A silent daemon costs
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.model.errors import PrerequisiteError
 from allotment.modes.mps.mode import Limits
@@ -26,15 +27,14 @@ class MpsUnreachableError(Exception):
     """The daemon does not answer as expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(msgspec.Struct, frozen=True):
     """The program, for the daemon of one pipe directory with one GPU."""
 
     pipes: Path
     logs: Path
     uuid: str
     program: str = PROGRAM
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Additional variables: a simulated machine's file."""
     patience_s: float = _PATIENCE_S
     """Limit for one answer."""
@@ -196,8 +196,7 @@ _CSV: Final = "--format=csv,noheader"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceControl(Control):
+class NamespaceControl(Control, frozen=True):
     """The program, for a daemon of protocol version 3."""
 
     @property

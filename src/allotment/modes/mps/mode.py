@@ -7,9 +7,10 @@ multiprocessors for each process; there are no turns.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
@@ -96,8 +97,7 @@ def check_percentage(compute: Compute) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits of each process of a share. None: no limit."""
 
     percentage: float | None = None

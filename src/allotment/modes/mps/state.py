@@ -18,14 +18,16 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from allotment.files import atomic_write, read_regular
 from allotment.model.errors import StateError
+from allotment.model.structs import prepared, replace
 
 _LONGEST_SOCKET: Final = 107
 """Bytes of a path in `sockaddr_un` (unix(7)); the driver's own programs use the path as it is."""
@@ -52,8 +54,7 @@ class DaemonState(StrEnum):
     """It cannot be started; `problem` has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """Programs that lost their GPU state, and the reason."""
 
     time: float
@@ -65,8 +66,7 @@ class Loss:
     """Seconds until the daemon was ready again; None: it is not, or it kept running."""
 
 
-@dataclass(frozen=True, slots=True)
-class MpsStatus:
+class MpsStatus(msgspec.Struct, frozen=True):
     """The recorded status of one GPU's control daemon."""
 
     state: DaemonState = DaemonState.STOPPED
@@ -80,7 +80,7 @@ class MpsStatus:
     is_exclusive: bool = False
     """The GPU admits only MPS clients."""
     restarts: int = 0
-    losses: tuple[Loss, ...] = field(default=())
+    losses: tuple[Loss, ...] = msgspec.field(default=())
     """The last few, oldest first."""
     problem: str = ""
     hint: str = ""
@@ -105,8 +105,7 @@ class MpsStatus:
         return self.mode_before is not None or self.daemon is not None
 
 
-@dataclass(frozen=True, slots=True)
-class MpsPlace:
+class MpsPlace(msgspec.Struct, frozen=True):
     """One GPU's files."""
 
     root: Path
@@ -152,10 +151,6 @@ class MpsPlace:
             data = read_regular(self.root / "status.json", _LONGEST)
         except OSError:
             return MpsStatus()
-        import msgspec  # late: commands without MPS start faster
-
-        from allotment.prepared import prepared
-
         try:
             return msgspec.json.decode(data, type=prepared(MpsStatus))
         except msgspec.MsgspecError:
@@ -167,8 +162,6 @@ class MpsPlace:
 
     def write(self, status: MpsStatus) -> None:
         """Replace the status; raise `StateError`."""
-        import msgspec
-
         path = self.root / "status.json"
         try:
             atomic_write(path, msgspec.json.encode(status) + b"\n")

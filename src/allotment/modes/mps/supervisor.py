@@ -13,10 +13,12 @@ import select
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from allotment.model.errors import AllotError, BusyError, StateError
+from allotment.model.structs import replace
 from allotment.modes.mps.control import Control, MpsUnreachableError
 from allotment.modes.mps.daemons import Daemon
 from allotment.modes.mps.gpu_access import GpuAccess, Reservation
@@ -39,8 +41,7 @@ _IDLE_LOOK: Final = 0.25
 """The part of `Timing.look` while no share needs the daemon: another mode may need the GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """Durations in seconds."""
 
     look: float = 1.0

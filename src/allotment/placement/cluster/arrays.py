@@ -7,9 +7,9 @@ time, memory in bytes, CPU in thousandths of a core.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ _NO_MODEL = -1
 _MOST_MASKS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodShape:
+class PodShape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The request of a pod with at most one GPU container and no further constraint.
 
     Policies count pods and cache costs by this value.
@@ -42,17 +41,14 @@ class PodShape:
     """Number of distinct devices, each with the following amounts; 0: CPU and memory only."""
     guarantee: int = 0
     device_memory_bytes: int = 0
-    device_memory_part: Fraction | None = field(default=None, hash=False)
-    """A part of the device's memory for shares, in place of bytes.
-
-    To hash it takes longer than all others together, and shapes rarely differ by it alone.
-    """
+    device_memory_part: Fraction | None = None
+    """A part of the device's memory for shares, in place of bytes."""
     floor: int = 0
     """Part of each device's time that must not be guaranteed to others."""
     models: frozenset[str] | None = None
     """Names of models, as reported by devices; None: any."""
     mode: str = SOFT
-    slice: MigRequest = field(default=MigRequest())
+    slice: MigRequest = msgspec.field(default=MigRequest())
     """In mode `mig`: each of `count` slices, on any devices."""
 
     @property
@@ -61,8 +57,7 @@ class PodShape:
         return self.count * (WHOLE if traits_of(self.mode).is_exclusive else self.guarantee)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRoom:
+class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
     """What one more share can use of a device."""
 
     model: str

@@ -8,6 +8,7 @@ property test holds both to equal answers.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +108,8 @@ class Cluster(ClusterIndex):
         super().__init__(node_policies=node_policies, device_policies=device_policies)
         self._homeless: dict[str, dict[PodUid, PodBooking]] = {}
         """Bookings on nodes that are not there."""
+        self._changes = count(1)
+        self._versions: dict[str, int] = {}
         self._totals = Totals()
         self._ranker = Ranker(self)
 
@@ -124,6 +127,7 @@ class Cluster(ClusterIndex):
         else:
             self._forget(known)
             known.put(node)
+        self.changed(node.name)
         self._totals.put(known)
         self.filter.put(node)
         self.arrays.put(
@@ -141,6 +145,7 @@ class Cluster(ClusterIndex):
             return
         if node.bookings:
             self._homeless[name] = dict(node.bookings)
+        del self._versions[name]
         self._forget(node)
         self.arrays.drop(name)
 
@@ -168,6 +173,11 @@ class Cluster(ClusterIndex):
             return
         self.filter.tag(node.bookings[uid], sign=-1)
         self._write(node, node.release(uid))
+
+    def changed(self, name: str) -> None:
+        """Devices of a node changed, or were booked without a search for free ones."""
+        if name in self.nodes:
+            self._versions[name] = next(self._changes)
 
     def arrived(self, need: PodNeed) -> None:
         """Report one more pod to policies that learn the mix, once for each pod."""
@@ -213,9 +223,12 @@ class Cluster(ClusterIndex):
         return node.bookings[uid] if node else self._homeless[home][uid]
 
     def version(self, name: str) -> int:
-        """A number that changes with any change on this node; -1: unknown node."""
-        row = self.arrays.row.get(name)
-        return -1 if row is None else int(self.arrays.version[row])
+        """A number that changes when the bookings of this node may not fit any more.
+
+        It stays the same when a pod is booked on devices that `place` found, or released: neither
+        takes room from another pod that is booked. -1: unknown node.
+        """
+        return self._versions.get(name, -1)
 
     def node(self, name: str) -> NodeInventory | None:
         exact = self.nodes.get(name)

@@ -8,15 +8,16 @@ each remaining node is searched within a bound of effort.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import msgspec
 import numpy as np
 
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.cluster.filters import Filter, PodShapes, is_plain, largest
 from allotment.placement.cluster.refusals import refusals_at
@@ -141,21 +142,25 @@ FindRefusals = Callable[[Collection[str]], Mapping[str, Refusal]]
 """Explains refusals."""
 
 
-@dataclass(frozen=True, eq=False)
 class Refusals(Mapping[str, Refusal]):
-    """Refusals by node name, computed for all of them on first access."""
+    """Refusals by node name, computed for all of them on first access.
 
-    names: Iterable[str] | Callable[[], Iterable[str]]
-    """A function if they are costly to find."""
-    why: FindRefusals
+    `names` is a function if they are costly to find.
+    """
+
+    def __init__(
+        self, names: Iterable[str] | Callable[[], Iterable[str]], why: FindRefusals
+    ) -> None:
+        self._find_names = names
+        self._why = why
 
     @cached_property
     def _names(self) -> dict[str, None]:
-        return dict.fromkeys(self.names() if callable(self.names) else self.names)
+        return dict.fromkeys(self._find_names() if callable(self._find_names) else self._find_names)
 
     @cached_property
     def _refusals(self) -> Mapping[str, Refusal]:
-        return self.why(self._names)
+        return self._why(self._names)
 
     def __getitem__(self, name: str) -> Refusal:
         return self._refusals[name]
@@ -170,8 +175,7 @@ class Refusals(Mapping[str, Refusal]):
         return Counter(each.reason for each in self.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True):
     """The nodes that fit a pod, and the refusals."""
 
     best: list[str]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals that the arrays alone can explain: for many nodes at once, without a search."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from allotment.model.clusters import PodNeed
 from allotment.model.modes import traits_of
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, IntArray, PodShape
 from allotment.placement.constraints import OF_OTHER_MODEL
 from allotment.placement.explain import (

@@ -8,9 +8,10 @@ more.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
+
+import msgspec
 
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigSlice
@@ -26,8 +27,7 @@ class MigAction(Enum):
     CREATE = "create"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigStep:
+class MigStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one GPU."""
 
     action: MigAction
@@ -43,8 +43,7 @@ class MigStep:
         return f"{self.action.value} {self.profile} at slot {self.start}{whose}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigPlan:
+class MigPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in order; empty if no change is needed."""
 
     steps: tuple[MigStep, ...]
@@ -55,8 +54,7 @@ class MigPlan:
         return tuple(step for step in self.steps if step.action is action)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigImpossible:
+class MigImpossible(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no plan, and what would help."""
 
     reason: str

@@ -11,8 +11,9 @@ Never refused while a legal place exists. In order of precedence:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import msgspec
 
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_percent
@@ -25,11 +26,11 @@ from allotment.model.mig import (
     allowed_profiles,
     listed_profiles,
 )
+from allotment.model.structs import replace
 from allotment.placement.mig.slots import Place, Slots, TakenSlots, cover, loss, slots_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigChoice:
+class MigChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One chosen slice."""
 
     gpu: str
@@ -45,8 +46,7 @@ class MigChoice:
         return Place(self.profile, self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigRefusal:
+class MigRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request has no place now."""
 
     request: MigRequest

@@ -8,9 +8,9 @@ The rules are those of `placement.mig`.
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,17 +39,16 @@ class _Way(NamedTuple):
     taken: TakenSlots
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(msgspec.Struct):
     """The answer to one request, by layout number."""
 
     version: int = 0
-    rooms: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    starts: NDArray[np.int32] = field(
+    rooms: IntArray = msgspec.field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    starts: NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.full((1, _MOST_STARTS), -1, dtype=np.int32)
     )
     """Indexes into `Cuts._changes`, one for each start; -1: none."""
-    ranks: FloatArray = field(default_factory=lambda: np.zeros((1, _MOST_STARTS)))
+    ranks: FloatArray = msgspec.field(default_factory=lambda: np.zeros((1, _MOST_STARTS)))
 
 
 class Cuts:

@@ -7,9 +7,10 @@ Choices on the chosen GPU are exhaustive; places on other GPUs are searched with
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
+
+import msgspec
 
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigSlice
 from allotment.placement.mig.arrange import (
@@ -36,8 +37,7 @@ class _Settled(NamedTuple):
     place: Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _Way(msgspec.Struct, frozen=True, kw_only=True):
     """One way to make room on one GPU."""
 
     cost: tuple[int, int, int, float]

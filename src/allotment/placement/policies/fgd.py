@@ -9,9 +9,9 @@ ignored, as in the paper.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from allotment.model.compute import WHOLE
@@ -24,8 +24,7 @@ _MOST_KINDS = 128
 """Number of kinds with cached scores."""
 
 
-@dataclass(slots=True)
-class _Scores:
+class _Scores(msgspec.Struct):
     """Cached scores of a kind: by row, valid for `arrays` at `changes`."""
 
     score: FloatArray

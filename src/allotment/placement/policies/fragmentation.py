@@ -8,9 +8,9 @@ slots are cheapest. docs/concepts has the reasons.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,8 +89,7 @@ class SlotCounts:
         return self.types.slots(parts, np.maximum(cpu, 0), np.maximum(memory, 0))
 
 
-@dataclass(slots=True)
-class _More:
+class _More(msgspec.Struct):
     """Further choices on rows with several, one a line; row -1: stale."""
 
     row: IntArray

@@ -6,10 +6,10 @@ amount of CPU makes another one; only the most frequent are kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf, log2
 
 from allotment.model.compute import WHOLE
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import PodShape
 
 _MOST_KINDS = 8192

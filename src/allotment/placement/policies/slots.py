@@ -7,8 +7,8 @@ never: half of eight idle GPUs fits no pod that wants eight.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ _LEAST_SIZE = 0.01
 """Smallest size on a device, for a kind's weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """Devices, one a row, and what is left on each."""
 
     free: FloatArray

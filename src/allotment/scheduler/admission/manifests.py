@@ -8,9 +8,9 @@ the policies that also protect nodes without the scheduler.
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import yaml
 
 from allotment.dialects.foreign.base import DIALECT
@@ -50,8 +50,7 @@ _LONG: Final = 72
 """Longer strings are folded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the scheduler is installed, and what it ignores."""
 
     namespace: str = "allotment-system"
@@ -63,8 +62,7 @@ class Installation:
     """In addition to namespaces with the label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(msgspec.Struct, frozen=True):
     """An object, and its reason."""
 
     why: str

@@ -6,7 +6,6 @@ Unknown fields are neither decoded nor rewritten, so they stay as they are.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -77,8 +76,7 @@ class _Document(_Narrow):
 _DOCUMENT = msgspec.json.Decoder(_Document)
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
+class _Where(msgspec.Struct, frozen=True):
     """A container's place in the document, and which maps exist."""
 
     path: tuple[str | int, ...]
@@ -87,13 +85,12 @@ class _Where:
     has_requests: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PodPatch:
+class PodPatch(msgspec.Struct, frozen=True):
     """A decoded pod, with all that is needed to write patch steps."""
 
     pod: ForeignPod
     has_annotations: bool
-    _places: Mapping[str, _Where] = field(default_factory=dict)
+    _places: Mapping[str, _Where] = msgspec.field(default_factory=dict)
 
     def steps(self, change: "PodChange") -> Iterator[PatchStep]:
         yield from merged(
@@ -127,11 +124,10 @@ class PodPatch:
             yield from merged((*path, part), set_values, is_there=is_there)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodChange:
+class PodChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a pod."""
 
-    changes: Changes = field(default=Changes())
+    changes: Changes = msgspec.field(default=Changes())
     dropped_annotations: frozenset[str] = frozenset()
     scheduler: str = ""
     """The new `schedulerName`; empty: unchanged."""

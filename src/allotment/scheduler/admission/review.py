@@ -6,7 +6,6 @@ needed fields are decoded, and anything but a review is refused with the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -90,8 +89,7 @@ class _Answered(_Wire):
     kind: str = _KIND
 
 
-@dataclass(frozen=True, slots=True)
-class PatchStep:
+class PatchStep(msgspec.Struct, frozen=True):
     """One step of a JSON patch: `add` (or replace) or `remove` a value."""
 
     op: str
@@ -103,8 +101,7 @@ class PatchStep:
         return step if self.op == "remove" else step | {"value": self.value}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewAnswer:
+class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome: a refusal, or changes by `steps` in their order."""
 
     refusal: str = ""
@@ -113,7 +110,7 @@ class ReviewAnswer:
     """HTTP status of a refusal; `reason` is Kubernetes' word for it."""
     reason: str = ""
     steps: tuple[PatchStep, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = msgspec.field(default=())
     """kubectl shows them to the object's author."""
 
 

@@ -7,14 +7,16 @@ writes placements. `manifests` makes the objects.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Final
+
+import msgspec
 
 from allotment.dialects.foreign.base import DIALECT, ForeignDialect, Marks
 from allotment.dialects.own.annotations import PREFIX
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.model.pods import ForeignContainer, ForeignPod
+from allotment.model.structs import replace
 
 TRANSLATED: Final = "webhook.allotment.dev/translated"
 """A digest of the translated pod: a later change, or a changed copy, would otherwise silently get
@@ -24,13 +26,12 @@ _Names = frozenset[str]
 _NONE: Final[_Names] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedKeys:
+class MarkedKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Annotations with common names: a dialect's only on pods with its marks."""
 
     marks: Marks
     asking: _Names
-    others: _Names = field(default=_NONE)
+    others: _Names = msgspec.field(default=_NONE)
 
     def match(self, pod: ForeignPod) -> bool:
         return self.marks.are_on(pod) and any(
@@ -38,25 +39,24 @@ class MarkedKeys:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that mark a pod as a dialect's.
 
     Asking keys request a share, so the pod must be translated; other keys only refine a request.
     """
 
-    asking_resources: _Names = field(default=_NONE)
-    asking_annotations: _Names = field(default=_NONE)
-    asking_labels: _Names = field(default=_NONE)
-    other_resources: _Names = field(default=_NONE)
-    other_annotations: _Names = field(default=_NONE)
-    other_labels: _Names = field(default=_NONE)
-    schedulers: _Names = field(default=_NONE)
+    asking_resources: _Names = msgspec.field(default=_NONE)
+    asking_annotations: _Names = msgspec.field(default=_NONE)
+    asking_labels: _Names = msgspec.field(default=_NONE)
+    other_resources: _Names = msgspec.field(default=_NONE)
+    other_annotations: _Names = msgspec.field(default=_NONE)
+    other_labels: _Names = msgspec.field(default=_NONE)
+    schedulers: _Names = msgspec.field(default=_NONE)
     """A pod that names one of these schedulers means that system."""
-    marked: frozenset[MarkedKeys] = field(default=frozenset())
-    records: _Names = field(default=_NONE)
+    marked: frozenset[MarkedKeys] = msgspec.field(default=frozenset())
+    records: _Names = msgspec.field(default=_NONE)
     """Annotations with a system's record of a pod's GPUs."""
-    receipts: _Names = field(default=_NONE)
+    receipts: _Names = msgspec.field(default=_NONE)
     """Annotations of other systems that the scheduler writes when it binds a pod."""
 
     @property
@@ -87,10 +87,7 @@ class Keys:
 
     def __or__(self, other: "Keys") -> "Keys":
         return Keys(
-            **{
-                each.name: getattr(self, each.name) | getattr(other, each.name)
-                for each in fields(self)
-            }
+            **{name: getattr(self, name) | getattr(other, name) for name in self.__struct_fields__}
         )
 
     def match(self, pod: ForeignPod) -> bool:
@@ -302,13 +299,35 @@ PLACEMENT_RULES: Final = (
 )
 """For pods, unless the scheduler writes."""
 
-OF_SYSTEMS: Final = (
-    r"k.matches('^(io[.]|([^/]+[.])?"
-    r"(allotment[.]dev|kubernetes[.]io|k8s[.]io|k8s[.]ovn[.]org|cni[.]cncf[.]io|projectcalico[.]org"
-    r"|multus-cni[.]io|cilium[.]io|crio[.]io|cri-o[.]io|nri[.]io)(/|$))')"
+_DOMAINS: Final = (
+    *("allotment.dev", "kubernetes.io", "k8s.io", "openshift.io"),
+    # Runtimes and their plugins: devices, mounts, limits, other seccomp profiles.
+    *("crio.io", "cri-o.io", "containerd.io", "nri.io", "noderesource.dev"),
+    # Networks and meshes, which read pods after they are bound.
+    *("cni.cncf.io", "multus-cni.io", "k8s.ovn.org", "projectcalico.org", "cilium.io", "antrea.io"),
+    *("istio.io", "linkerd.io", "spidernet.io"),
+    # Clouds and identities: the role of kube2iam and kiam, network interfaces, a SPIFFE id.
+    *("amazonaws.com", "gke.io", "azure.com", "aliyun.com", "alibabacloud.com", "spiffe.io"),
+    # Backups, which run an annotation's command in the pod.
+    *("velero.io", "k8up.io"),
 )
-"""True for an annotation `k` by which Allotment, the kubelet, a container runtime (also Kata's and
-CRI-O's `io.`) or a network plugin may give a pod more, such as `cdi.k8s.io/...` a device."""
+_PREFIXES: Final = (
+    # CRI-O, Kata and others (`io.`), gVisor, crun and its libkrun, runc: systemd's properties of
+    # the container's unit, and CRIU's configuration.
+    *("io", "dev.gvisor", "run.oci", "krun", "org.systemd", "org.criu"),
+)
+"""Of keys without a domain."""
+
+
+def _either(names: Collection[str]) -> str:
+    return "|".join(names).replace(".", "[.]")
+
+
+OF_SYSTEMS: Final = (
+    f"k.matches('^(({_either(_PREFIXES)})[.]|([^/]+[.])?({_either(_DOMAINS)})(/|$))')"
+)
+"""True for an annotation `k` by which a known system may give a pod more, such as `cdi.k8s.io/...`
+a device. deploy/README.md has an example of each; no list of them can be complete."""
 
 BINDING_RULE: Final = f"{_NEW}.all(k, !{_OURS})"
 """For Bindings, whose annotations are copied to the pod, unless the scheduler writes."""

@@ -8,7 +8,6 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -35,6 +34,7 @@ from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import traits_of
 from allotment.model.pods import ForeignPod, Pod, PodUid
+from allotment.model.structs import replace
 from allotment.placement.explain import Reason, Refusal
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
@@ -68,8 +68,7 @@ _OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(msgspec.Struct, frozen=True):
     """Defaults of containers that ask for a part of a GPU without an amount.
 
     Only for Allotment's own syntax: other dialects have their own.
@@ -83,8 +82,7 @@ class Defaults:
     """Per GPU; None: no guarantee."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookSettings:
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The administrator's settings."""
 
     scheduler_name: str = ""
@@ -101,11 +99,10 @@ class WebhookSettings:
     to them."""
     ignored_namespaces: frozenset[str] = frozenset({"kube-system"})
     """In addition to namespaces with the label."""
-    defaults: Defaults = field(default=Defaults())
+    defaults: Defaults = msgspec.field(default=Defaults())
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An HTTP answer."""
 
     status: int

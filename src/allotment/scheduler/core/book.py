@@ -5,7 +5,8 @@ Events in, decisions out. No I/O; time is an argument.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from allotment.dialects.own.placement import RESIZE
 from allotment.dialects.own.protocol import in_modes, unresizable
@@ -21,6 +22,7 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.booking import larger_of
 from allotment.placement.cluster.ranker import Ranking
 from allotment.placement.explain import Reason, Refusal, refuse
@@ -37,16 +39,14 @@ from allotment.scheduler.core.reservations import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChoice:
+class NodeChoice(msgspec.Struct, frozen=True):
     """Filter's answer: nodes, best first; or why no node fits."""
 
     best: tuple[str, ...]
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BindOrder:
+class BindOrder(msgspec.Struct, frozen=True):
     """Write this binding: the devices are reserved."""
 
     booking: PodBooking
@@ -57,8 +57,7 @@ class BindOrder:
     """True for a repeated bind: wait for the earlier attempt or find out its outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlreadyBound:
+class AlreadyBound(msgspec.Struct, frozen=True):
     """The pod is already bound to that node."""
 
     node: str
@@ -353,9 +352,9 @@ class Book(Reservations):
         most = self.settings.candidates + len(entry.avoided)
         effort = Effort(MOST_EFFORT)
         ranking = self.cluster.rank(need, names, most=most, effort=effort)
-        if not ranking.best and self._expected:
-            with_them, ranking = ranking, self._rank_without_expected(need, names, most, effort)
-            ranking = ranking if ranking.best else with_them
+        if not ranking.best:
+            without = self._rank_without_expected(need, names, most, effort)
+            ranking = without if without is not None and without.best else ranking
         if not ranking.best:
             # kube-scheduler has checked CPU and memory of these nodes, and learns of ended pods at
             # another time than we do.
@@ -366,8 +365,11 @@ class Book(Reservations):
 
     def _rank_without_expected(
         self, need: PodNeed, names: Collection[str], most: int, effort: Effort
-    ) -> Ranking:
-        kept = [self._booking_of(uid) for uid in self._expected]
+    ) -> Ranking | None:
+        """None: no pod is expected on these nodes."""
+        kept = [self._booking_of(uid) for uid, node in self._expected.items() if node in names]
+        if not kept:
+            return None
         for each in kept:
             self.cluster.release(each.uid)
         try:
@@ -394,9 +396,10 @@ class Book(Reservations):
         return replace(light, cpu_milli=need.cpu_milli, memory_bytes=need.memory_bytes)
 
     def _as_expected(self, entry: PodEntry, need: PodNeed, node: str) -> PodBooking | None:
-        """Return the expected booking if nothing on that node has changed since.
+        """Return the expected booking if its devices are certainly still free for it.
 
-        A new search would give the same result and take as long as choosing a node.
+        They are booked since, so no other pod was placed there. A new search takes almost as long
+        as choosing a node, and pods that are expected beside this one do not call for it.
         """
         booking = entry.booking
         is_same = (
@@ -404,7 +407,7 @@ class Book(Reservations):
             and booking is not None
             and booking.node == node
             and entry.need == need
-            and entry.seen_at == self.cluster.version(node)
+            and entry.placed_at == self.cluster.version(node)
         )
         return booking if is_same else None
 

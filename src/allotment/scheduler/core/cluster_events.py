@@ -8,7 +8,6 @@ booked by its records (`Adoption`). Ignored parts of a translated pod become one
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -18,6 +17,7 @@ from allotment.model.clusters import ClusterPod, NodeInventory, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.reported import Reported
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.nominations import Nominations
 from allotment.scheduler.core.quota import QuotaBook

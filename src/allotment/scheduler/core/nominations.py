@@ -8,12 +8,13 @@ exact devices, beside the victims. Pods of higher priority ignore that. Nothing 
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.cluster.ranker import Ranking
 from allotment.placement.explain import Refusal
@@ -32,8 +33,7 @@ _log = structlog.get_logger(__name__)
 # ---- which devices -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct):
     need: PodNeed
     booking: PodBooking
     """Under its own uid: a booking of the pod itself is separate."""
@@ -164,6 +164,7 @@ class NominatedCluster(Cluster):
         if not kept.is_in and kept.need.uid not in self.homes:
             kept.is_in = True
             super().book(kept.booking)
+            self.changed(kept.booking.node)
 
 
 # ---- nominated pods, and for how long ------------------------------------------------------------
@@ -171,8 +172,7 @@ class NominatedCluster(Cluster):
 Choose = Callable[[PodNeed, str], Awaitable[PodBooking | None]]
 
 
-@dataclass(slots=True)
-class _Nomination:
+class _Nomination(msgspec.Struct):
     need: PodNeed
     node: str
     since: float

@@ -8,7 +8,6 @@ the pod is gone. Checked at creation (against all pods) and at bind (against bou
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from operator import add, sub
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,8 +42,7 @@ _PERCENT = 100  # basis points
 _WHOLE = 100 * _PERCENT
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """The size of one unit of a resource: bytes, basis points or GPUs."""
 
     measure: str
@@ -65,8 +63,7 @@ OWN_UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
 _OWN_REQUESTS: Final = frozenset(f"requests.{each}" for each in OWN_UNITS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(msgspec.Struct, frozen=True):
     """One entry of one quota."""
 
     quota: str
@@ -82,8 +79,7 @@ class _Limit:
         return sum(charge.get(f"{unit.measure}:{each}", 0) for each in unit.dialects)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     namespace: str
     charge: Charge
     is_bound: bool
@@ -92,12 +88,11 @@ class _Entry:
     """The request that the watch reported; None: the pod is gone, or not reported yet."""
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(msgspec.Struct):
     """The usage of a namespace: of all its pods, and of its bound pods."""
 
-    every: Charge = field(default_factory=Charge)
-    bound: Charge = field(default_factory=Charge)
+    every: Charge = msgspec.field(default_factory=Charge)
+    bound: Charge = msgspec.field(default_factory=Charge)
 
 
 class QuotaBook:

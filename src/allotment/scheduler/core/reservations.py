@@ -10,14 +10,17 @@ until the bind's outcome is known. Events may repeat, come late or out of order.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
+from typing import Final
+
+import msgspec
 
 from allotment.dialects.own.registry import NeedSettings, need_of
 from allotment.model.clusters import ClusterPod, NodeInventory, PodBooking, PodNeed, is_later
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.booking import larger_of
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.quota import QuotaBook
@@ -37,13 +40,12 @@ HELD = frozenset({ReservationState.RESERVED, ReservationState.UNKNOWN, Reservati
 """States with devices of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookSettings:
+class BookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits in seconds, the number of nodes in an answer, and default requests."""
 
     candidates: int = 1
     """Nodes in filter's answer."""
-    needs: NeedSettings = field(default=NeedSettings())
+    needs: NeedSettings = msgspec.field(default=NeedSettings())
     """Defaults for what pods do not set."""
     expected_s: float = 5.0
     """From filter to bind takes milliseconds, unless a plugin waits."""
@@ -58,8 +60,7 @@ class BookSettings:
     """The watch reports a bind within milliseconds. After this time the pod is read by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reread:
+class Reread(msgspec.Struct, frozen=True):
     """A pod to read, to find out the outcome of its bind."""
 
     uid: PodUid
@@ -67,8 +68,7 @@ class Reread:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResizeOrder:
+class ResizeOrder(msgspec.Struct, frozen=True):
     """Write this placement of a bound pod; what grows is booked already."""
 
     booking: PodBooking
@@ -76,8 +76,7 @@ class ResizeOrder:
     """The pod's resource version when this was decided: only that version is changed."""
 
 
-@dataclass(slots=True)
-class PodEntry:
+class PodEntry(msgspec.Struct):
     """A pod's state and devices."""
 
     need: PodNeed
@@ -91,13 +90,13 @@ class PodEntry:
     """A new number for each change of state."""
     term: int = 0
     """The term of leadership in which the devices were reserved."""
-    seen_at: int = -1
-    """The node's version at the booking."""
+    placed_at: int = -1
+    """The node's version at the booking (`Cluster.version`)."""
     is_confirmed: bool = False
     """Bound, and confirmed by the watch."""
-    order: dict[str, int] = field(default_factory=dict)
+    order: dict[str, int] = msgspec.field(default_factory=dict)
     """Nodes of the last answer, with their ranks."""
-    avoided: dict[str, float] = field(default_factory=dict)
+    avoided: dict[str, float] = msgspec.field(default_factory=dict)
     """Nodes where it was expected and not bound, with the time."""
     growing: ResizeOrder | None = None
     """Booked in addition, until the watch reports it or the pod has changed without it."""
@@ -142,6 +141,9 @@ def _request_of(pod: ClusterPod) -> tuple[object, ...]:
     return pod.asks, pod.dialect, pod.cpu_milli, pod.memory_bytes, pod.priority
 
 
+_DEFAULTS: Final = BookSettings()
+
+
 class Reservations:
     """All pods and nodes of a cluster. Not thread-safe."""
 
@@ -149,7 +151,7 @@ class Reservations:
         self,
         cluster: Cluster,
         *,
-        settings: BookSettings = BookSettings(),
+        settings: BookSettings = _DEFAULTS,
         quotas: QuotaBook | None = None,
     ) -> None:
         """`cluster` is empty, and only this object writes to it."""
@@ -339,7 +341,7 @@ class Reservations:
             self.cluster.book(booking)
         self._open[uid] = None
         entry.booking, entry.term = booking, self._term
-        entry.seen_at = self.cluster.version(booking.node)
+        entry.placed_at = self.cluster.version(booking.node)
         entry.is_confirmed = False
         self._enter(entry, state, now=now)
         if state is ReservationState.EXPECTED:
@@ -394,6 +396,7 @@ class Reservations:
         if entry.booking != booking:
             self._plain.discard(pod.uid)
             self.cluster.book(booking)
+            self.cluster.changed(booking.node)
         entry.booking = booking
         self._enter(entry, ReservationState.BOUND, now=now)
         entry.is_confirmed = True

@@ -85,6 +85,8 @@ class WaitingPods:
         elif uid in self._passed or pod.nominated_node or not pod.constraints:
             self._pods.pop(uid, None)
             self._nominated.pop(uid, None)
+            if pod.nominated_node:  # by kube-scheduler, which has tried it
+                self._ahead.pop(uid, None)
         elif not self._leads():
             self._pods.pop(uid, None)
             self._passed.add(uid)
@@ -134,6 +136,10 @@ class WaitingPods:
             return None
         self._ahead[taken.uid] = now
         return NextPod(taken, self._allowed[taken.constraints].names)
+
+    def is_ahead(self, uid: PodUid) -> bool:
+        """Whether a pod that was taken is not bound, gone, tried, or nominated already."""
+        return uid in self._ahead and uid not in self._nominated
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless each waiting pod is queued once, and in no other state."""

@@ -11,9 +11,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from allotment.dialects.own.placement import PLACEMENT, write_booking
@@ -23,6 +23,7 @@ from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError, 
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, is_later
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.book import AlreadyBound, BindOrder, Book
 from allotment.scheduler.core.reservations import HELD
@@ -45,8 +46,7 @@ class ApiBindings(Protocol):
     async def read(self, *, uid: PodUid, namespace: str, name: str) -> ClusterPod | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BindOutcome:
+class BindOutcome(msgspec.Struct, frozen=True):
     """The outcome of a bind."""
 
     problem: str = ""
@@ -55,8 +55,7 @@ class BindOutcome:
     """The reason of the node's refusal, if the pod did not fit."""
 
 
-@dataclass(slots=True)
-class _Attempt:
+class _Attempt(msgspec.Struct):
     """A bind in progress."""
 
     order: BindOrder

@@ -9,9 +9,10 @@ yields to the event loop every few milliseconds and stops at a limit.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, Protected
 from allotment.model.errors import UsageError
@@ -50,8 +51,7 @@ class Budgets(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """Victims on a node, and the devices that the pod then gets."""
 
     victims: tuple[PodUid, ...]
@@ -62,12 +62,11 @@ class _Plan:
     """Lower is better: kube-scheduler's order of nodes (`pickOneNodeForPreemption`)."""
 
 
-@dataclass(slots=True)
-class _Turns:
+class _Turns(msgspec.Struct):
     """Yields to the event loop every few milliseconds, and counts the effort."""
 
-    since: float = field(default_factory=time.perf_counter)
-    effort: Effort = field(default_factory=lambda: Effort(_MOST_EFFORT))
+    since: float = msgspec.field(default_factory=time.perf_counter)
+    effort: Effort = msgspec.field(default_factory=lambda: Effort(_MOST_EFFORT))
 
     async def take(self) -> None:
         if time.perf_counter() - self.since >= _TURN_S:

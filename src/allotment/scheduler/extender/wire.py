@@ -7,7 +7,6 @@ decoded beyond their name; their bytes are returned as they came.
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Final, NamedTuple, TypeVar
 
@@ -51,7 +50,6 @@ class _FilterArguments(_Wire):
     """An undecoded list of strings: see `NamesAsked`."""
 
 
-@dataclass(frozen=True, eq=False)
 class NamesAsked(AbstractSet[str]):
     """The node names of a request, decoded only for iteration.
 
@@ -59,7 +57,8 @@ class NamesAsked(AbstractSet[str]):
     name is found as it is.
     """
 
-    raw: bytes
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
 
     @cached_property
     def _names(self) -> dict[str, None]:

@@ -8,10 +8,10 @@ certificate. All are renewed with a third of their life left. A new authority is
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from allotment.model.errors import UsageError
+from allotment.model.structs import replace
 
 _AUTHORITY: Final = "Allotment webhook authority"
 _SERVER: Final = ("Allotment webhook", ExtendedKeyUsageOID.SERVER_AUTH)
@@ -37,8 +38,7 @@ SERVER_CERT, SERVER_KEY = "tls.crt", "tls.key"
 BUNDLE = "bundle.crt"
 
 
-@dataclass(frozen=True, slots=True)
-class Lives:
+class Lives(msgspec.Struct, frozen=True):
     """Lifetimes of certificates."""
 
     authority: timedelta = timedelta(days=3650)
@@ -50,8 +50,7 @@ class Lives:
     """Certificates begin so long before they are issued, for clocks that differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(msgspec.Struct, frozen=True):
     """A certificate with its key, in PEM."""
 
     certificate: bytes
@@ -61,8 +60,7 @@ class Signed:
         return x509.load_pem_x509_certificate(self.certificate)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CertificateSet:
+class CertificateSet(msgspec.Struct, frozen=True, kw_only=True):
     """All certificates and keys, as stored."""
 
     authority: Signed

@@ -9,11 +9,11 @@ import asyncio
 import ssl
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
+import msgspec
 import structlog
 
 from allotment.model.errors import PrerequisiteError, UsageError
@@ -147,8 +147,7 @@ _LOOK_S: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFiles:
+class CertificateFiles(msgspec.Struct, frozen=True):
     """A certificate and key in files, and their TLS context."""
 
     certificate: Path

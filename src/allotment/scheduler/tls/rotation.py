@@ -8,19 +8,20 @@ bundle is published before anything that needs it is served.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
+import msgspec
 import structlog
 
 from allotment.kube.clients import Backoff
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.webhooks import KeptSecret, Webhook
 from allotment.model.errors import AllotError, UsageError
+from allotment.model.structs import replace
 from allotment.scheduler.admission.rules import CONDITION
 from allotment.scheduler.tls.authority import (
     AUTHORITY_CERT,
@@ -88,13 +89,12 @@ class _NoObserver:
         del name, uid, reason, text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepingSettings:
+class KeepingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The desired state."""
 
     names: tuple[str, ...]
     """The server's DNS names and addresses."""
-    lives: Lives = field(default=Lives())
+    lives: Lives = msgspec.field(default=Lives())
     condition: str = ""
     """The webhook's match condition for the configured dialects; empty: unchanged."""
     look_s: float = 30.0

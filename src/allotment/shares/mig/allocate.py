@@ -14,10 +14,11 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from allotment.devices.mig import MigView
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
@@ -41,6 +42,7 @@ from allotment.model.placements import Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mig.journal import Journal, SliceRecord, Stage, without_own
 from allotment.modes.mig.slices import Slices
@@ -326,8 +328,7 @@ def _check_of_pod(order: ShareOrder) -> None:
 _ALL = MemoryAmount("100%", part=Fraction(1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Static:
+class _Static(msgspec.Struct, frozen=True):
     """A MIG device of another tool, that no share has."""
 
     device: Device

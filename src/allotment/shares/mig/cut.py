@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.model.devices import Device, DeviceSlice
@@ -29,6 +30,7 @@ from allotment.model.errors import (
 from allotment.model.mig import MigHold, MigLayout, MigPlace, MigProfile, MigRequest
 from allotment.model.modes import SOFT
 from allotment.model.placements import Placed
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import Journal, SliceRecord, SliceWork
 from allotment.placement.explain import most_telling
 from allotment.placement.mig import MigChoice, MigRefusal, choose, serving
@@ -52,8 +54,7 @@ _NO_MIG: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SliceAllocator:
+class SliceAllocator(msgspec.Struct, frozen=True):
     """One search for the slices of an order."""
 
     survey: Survey

@@ -9,9 +9,10 @@ looks again.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+
+import msgspec
 
 from allotment.devices.mig import MigDriver
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
@@ -21,6 +22,7 @@ from allotment.model.formats import format_pids
 from allotment.model.mig import MigGpu, MigHold, MigInstance, MigLayout, MigSlice
 from allotment.model.modes import MIG
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mig.apply import Occupied, occupied_by
 from allotment.modes.mig.journal import Journal, SliceRecord, Stage, stands_for
@@ -51,8 +53,7 @@ def is_share(folder: StateFolder, holder: str) -> bool:
     return folder.share(ShareId(holder)).is_dir()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMigState:
+class GpuMigState(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU's MIG state, as far as a choice depends on it."""
 
     index: int
@@ -61,9 +62,9 @@ class GpuMigState:
     layout: MigLayout | None = None
     """None: it cannot be chosen; see `why`."""
     why: str = ""
-    warm: Mapping[tuple[int, int], SliceRecord] = field(default_factory=dict)
+    warm: Mapping[tuple[int, int], SliceRecord] = msgspec.field(default_factory=dict)
     """Slices that can be reused, by the profile's number and the start."""
-    siblings: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    siblings: Mapping[tuple[int, int], str] = msgspec.field(default_factory=dict)
     """Of these, the slices of other containers of the same pod, which never run at the same time;
     with the name of the share. They can be reused, but not removed: that container may restart."""
     is_changing: bool = False
@@ -74,8 +75,7 @@ class GpuMigState:
     """Wait for moments: a slice's holder has just ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OwnSlice:
+class _OwnSlice(msgspec.Struct, frozen=True, kw_only=True):
     """One record, with its instance and user."""
 
     record: SliceRecord
@@ -95,8 +95,7 @@ class _OwnSlice:
         return is_ready and self.hold is MigHold.IDLE
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """The GPUs that may serve one order."""
 
     folder: StateFolder

@@ -13,11 +13,12 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwnam, getpwuid, struct_passwd
 from time import monotonic
 from typing import NoReturn
+
+import msgspec
 
 from allotment.model.errors import (
     CommandNotExecutableError,
@@ -44,16 +45,14 @@ _LOOK_S = 5.0
 _TERMINAL_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
-@dataclass(frozen=True, slots=True)
-class SignalState:
+class SignalState(msgspec.Struct, frozen=True):
     """The signal settings that this process inherited, and its child gets."""
 
     mask: frozenset[signal.Signals | int]
     ignores_children: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """An existing command: the file to execute, and the arguments as given."""
 
     path: str

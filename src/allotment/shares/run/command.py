@@ -6,11 +6,12 @@ import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pwd import struct_passwd
 from typing import NoReturn
+
+import msgspec
 
 from allotment.devices.sources import Inventory
 from allotment.libraries import SIMULATED, library_path
@@ -29,6 +30,7 @@ from allotment.model.errors import (
 from allotment.model.formats import format_count, format_duration
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
+from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle
@@ -69,8 +71,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIST_CHARACTERS = frozenset(":;$")
 
 
-@dataclass(frozen=True, slots=True)
-class RunSession:
+class RunSession(msgspec.Struct, frozen=True):
     """A command and its requested share. `inject` is `auto` or an `Injection`."""
 
     request: Request
@@ -93,8 +94,7 @@ class RunSession:
     """Called at times while the command runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Libraries:
+class _Libraries(msgspec.Struct, frozen=True):
     """Copies of the libraries that the processes load."""
 
     shim: Path
@@ -391,8 +391,7 @@ def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
         raise
 
 
-@dataclass(slots=True)
-class _SuspensionNotice:
+class _SuspensionNotice(msgspec.Struct):
     """Reports on standard error why a share's programs stopped, once for each suspension."""
 
     directory: Path

@@ -9,8 +9,9 @@ first. The machine's mounts reach the namespace (a slave), not the reverse.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 RUN_FOLDER = "/run/allotment"
 MPS_INSIDE = "/run/allotment/mps"
@@ -26,8 +27,7 @@ _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
 _CAP_SYS_ADMIN = 21
 
 
-@dataclass(frozen=True, slots=True)
-class NamespacePlan:
+class NamespacePlan(msgspec.Struct, frozen=True):
     """The mounts: paths on the machine, before anything is covered."""
 
     share: Path

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from kubelet_twin import OFFER, UNIT
 
@@ -15,6 +13,7 @@ from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
 from allotment.model.errors import StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 
 INIT, REGULAR, SIDECAR = ContainerKind.INIT, ContainerKind.REGULAR, ContainerKind.SIDECAR
 IDS = frozenset({"share::0"})

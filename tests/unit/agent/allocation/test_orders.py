@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -20,6 +19,7 @@ from allotment.model.errors import AllotError, MisplacedError, StateError, Usage
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.requests import Constraints
 from allotment.model.shares import Amounts, Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30

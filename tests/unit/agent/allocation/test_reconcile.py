@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from kubelet_twin import NVIDIA_GPU, OFFER
 
@@ -15,6 +13,7 @@ from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
 from allotment.model.compute import Compute
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 
 GI = 1 << 30
 NOW = 1000.0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from awaiting import until
 from kubelet_twin import ROOM, ContainerTwin, PodTwin, ReportsTwin, StoreTwin
@@ -16,6 +15,7 @@ from allotment.agent.allocation.share_events import ShareEvents
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.pods import PodUid
 from allotment.model.shares import Share, ShareId
+from allotment.model.structs import replace
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy
 

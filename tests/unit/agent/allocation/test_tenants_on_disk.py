@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from allotment.devices.simulated import machine_path
 from allotment.ledger import read_contract
 from allotment.model.pods import Container, ContainerKind, PodUid
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from allotment.model.compute import Compute
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.booking import booked
 from allotment.shares.record import LoadedShare
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from gpus import gpu as gpu_device
@@ -24,6 +24,7 @@ from allotment.agent.health.records import HealthState, Need, Record, Rules
 from allotment.agent.health.xids import Action
 from allotment.agent.inventory import Gone, Hidden, Silent
 from allotment.devices.watching import Look, ReadFailure, Vitals
+from allotment.model.structs import replace
 
 FINE = Vitals(ecc_corrected=0, ecc_uncorrected=0, is_repair_pending=False, is_repair_failed=False)
 PAGE_FAULT = XidSeen(31, Action.RESTART_APP)

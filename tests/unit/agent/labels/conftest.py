@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,6 +14,7 @@ from allotment.agent.resources import Offer, Resource, Slot
 from allotment.devices.facts import DeviceFacts, MigFacts, NodeFacts
 from allotment.devices.model_facts import Brand
 from allotment.devices.models import MODELS
+from allotment.model.structs import replace
 
 _BESIDE = frozenset({"nvidia.com/gpu.machine", "nvidia.com/gpu.mode", "nvidia.com/mig.capable"})
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from allotment.agent.labels.publisher import written
 from allotment.agent.resources import Offer
 from allotment.devices.facts import DeviceFacts, FabricPlace, NodeFacts, VgpuHost
 from allotment.devices.sources import Problem
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from allotment.agent.labels.features import UNSHARED, architecture_family, shari
 from allotment.agent.resources import Offer
 from allotment.devices.model_facts import Architecture
 from allotment.devices.models import MODELS
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

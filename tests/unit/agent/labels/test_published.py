@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pytest
 from allotment.agent.config.overlay import load
 from allotment.agent.resources import plan
 from allotment.devices.simulated import SimulatedMachine
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from allotment.agent.resources import Offer
 from allotment.devices.facts import NodeFacts
 from allotment.model.errors import AllotError, NoDevicesError, StateError
 from allotment.model.pods import Owner, Pod
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

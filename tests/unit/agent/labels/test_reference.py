@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from allotment.agent.config.schema import Config
 from allotment.agent.labels.features import architecture_family
 from allotment.agent.resources import Offer
 from allotment.devices.facts import FabricPlace, VgpuHost
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from cut_nodes import pod_of
 from gpus import gpu
@@ -23,6 +21,7 @@ from allotment.model.clusters import NodeInventory, PodBooking
 from allotment.model.mig import MigGpu, MigHold, MigInstance, MigPlace, MigSlice
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import SliceRecord, Stage
 from allotment.placement.nodes import Node
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +21,7 @@ from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer, DeviceNo
 from allotment.agent.resources import Offer, Resource, Slot
 from allotment.model.devices import Device
 from allotment.model.errors import StateError, UsageError
+from allotment.model.structs import replace
 from allotment.shares.cdi import HostMount
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import PodShares

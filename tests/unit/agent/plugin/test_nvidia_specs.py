@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from allotment.agent.config.schema import Config, DeviceListStrategy, PluginConf
 from allotment.agent.maintenance import NvidiaSpecs, make_specs
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
+from allotment.model.structs import replace
 from allotment.shares.cdi import extra_edits
 
 TWO = (gpu(0), gpu(1))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from allotment.agent.plugin.serving import socket_name
 from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.agent.resources import Slot
 from allotment.model.errors import DoesNotFitError
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from tests.unit.agent.plugin.conftest import World

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What other systems left on pods that they bound is booked, held to what these ask for."""
 
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -16,6 +15,7 @@ from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
+from allotment.model.structs import replace
 
 DIALECTS = foreign_dialects()
 ALLOCATED = "hami.io/vgpu-devices-allocated"

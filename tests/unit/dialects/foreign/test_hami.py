@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HAMi's resources and annotations: what they come to, what is refused, and its records."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -24,6 +23,7 @@ from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import DeviceWeights, ModelRule, Request
+from allotment.model.structs import replace
 
 MI = 1 << 20
 NAMES = {

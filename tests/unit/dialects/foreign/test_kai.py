@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """KAI's dialect: fractions, MiB, NvFractions."""
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 KAI = KaiDialect()
 PREFIX = "nvidia.com/container."

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeShare's dialects: annotations (1.0), labels (2.0), SharePod objects."""
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, ModelRule, Request
+from allotment.model.structs import replace
 
 V1 = KubeShareDialect()
 V2 = KubeShare2Dialect()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is written into a translated pod reads natively as what was meant."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -33,6 +32,7 @@ from allotment.model.requests import (
     Preferences,
     Request,
 )
+from allotment.model.structs import replace
 from allotment.placement.policies import make
 
 GI = 1 << 30

@@ -3,7 +3,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from examples import examples
@@ -40,6 +39,7 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 DIALECTS = foreign_dialects()
 CUTTING = foreign_dialects(load_settings("nvidia: {mig: slices}"))

@@ -2,7 +2,6 @@
 """Which dialect a pod is in: one, and no two."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -19,6 +18,7 @@ from allotment.dialects.foreign.volcano import (
 from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ForeignContainer, ForeignPod
+from allotment.model.structs import replace
 
 DIALECTS: Sequence[ForeignDialect] = (
     HamiDialect(),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from foreign_pods import check_take_over, load_settings, outcome, taken, texts
@@ -29,6 +28,7 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.pods import ForeignContainer, ForeignPod, PodUid
+from allotment.model.structs import replace
 
 MI = 1 << 20
 MODEL = "A100-40GB"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volcano's vGPUs and its GPU sharing: what they come to, and its records."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -28,6 +27,7 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import ModelRule, Request
+from allotment.model.structs import replace
 
 MI = 1 << 20
 INVENTORY = NodeInventory(

@@ -2,7 +2,6 @@
 """Annotations that say which GPUs, and by what they are chosen; and who sees to it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import Container, ContainerAsk, ContainerKind, Pod, PodUid
 from allotment.model.requests import DeviceWeights, ModelRule, Request
+from allotment.model.structs import replace
 
 GI = 1 << 30
 

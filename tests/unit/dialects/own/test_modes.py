@@ -2,7 +2,6 @@
 """Modes that a container names or leaves open: what it has of them, and what is refused."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from allotment.model.errors import UsageError
 from allotment.model.mig import MigPlace
 from allotment.model.pods import Container, ContainerAsk, ContainerKind, Pod, PodUid
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 
 GI = 1 << 30
 MODES = ("mig", "soft", "mps")

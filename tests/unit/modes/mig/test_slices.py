@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from allotment.model.errors import (
     UsageError,
 )
 from allotment.model.mig import MigInstance, MigProfile
+from allotment.model.structs import replace
 from allotment.modes.mig.journal import (
     Journal,
     RecordVerdict,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a share's programs are told of MPS, and what the mode makes of a share."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.model.shares import ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.modes.mps.mode import MpsMode, client_environment
 
 GI = 1 << 30

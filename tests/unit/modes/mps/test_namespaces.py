@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from allotment.devices.compute_modes import ComputeMode
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import PrerequisiteError
+from allotment.model.structs import replace
 from allotment.modes.mps.control import (
     Control,
     MpsUnreachableError,

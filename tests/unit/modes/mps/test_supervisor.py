@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from allotment.devices.compute_modes import ComputeMode
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import BusyError, PrerequisiteError, StateError
+from allotment.model.structs import replace
 from allotment.modes.mps.control import Control
 from allotment.modes.mps.state import DaemonState, MpsPlace, MpsStatus, process_start
 from allotment.modes.mps.supervisor import Supervisor, Timing

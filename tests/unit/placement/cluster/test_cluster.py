@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster: on which node a pod gets which devices, and why it gets none."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -14,6 +13,7 @@ from allotment.model.errors import UsageError
 from allotment.model.modes import EXCLUSIVE, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.requests import Constraints, DeviceWeights, ModelRule, Preferences
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import grouped
 

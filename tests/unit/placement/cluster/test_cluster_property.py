@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster: what the arrays answer is what each node answers, in whatever order events came."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -24,6 +23,7 @@ from allotment.model.compute import WHOLE
 from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import PodUid
 from allotment.model.requests import Constraints, ModelRule
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.cluster.filters import PodShapes
 from allotment.placement.policies import choose_on, make

@@ -2,7 +2,6 @@
 """Slices in a cluster: which node is best, what all arrays say, and in which mode a pod goes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cut_nodes import GIB, Piece, cut_device, node_of, pod_of, shared_profiles, slices
 from hypothesis import event, given, settings
@@ -21,6 +20,7 @@ from allotment.model.mig import MigHold, MigLayout, MigRequest
 from allotment.model.modes import EXCLUSIVE, MIG, SOFT
 from allotment.model.pods import PodUid
 from allotment.model.requests import Constraints, ModelRule, Preferences
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal, grouped
 from allotment.placement.mig import MigChoice, choose

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from allotment.dialects.own.registry import need_of
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.model.clusters import ClusterPod, PlacedDevice
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.book import BindOrder, Book, NodeChoice
 from allotment.scheduler.core.cluster_events import Adoption, ClusterEventHandler

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scheduler_twin import cluster_pod
 from structlog.testing import capture_logs
 
 from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, PodBooking
 from allotment.model.pods import Pod, PodUid
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import ClusterEventHandler

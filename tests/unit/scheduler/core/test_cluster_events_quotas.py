@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scheduler_twin import cluster_pod, node
 
 from allotment.dialects.own.registry import need_of
 from allotment.model.clusters import ClusterPod, NamespaceQuota
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.book import BindOrder, Book

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -28,6 +27,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.booking import footprint
 from allotment.scheduler.core.quota import QuotaBook, charge_of, units_of
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from allotment.dialects.foreign.base import PASSED_OVER
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import Metadata, PodObject, PodSpec
 from allotment.model.clusters import ClusterPod
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import ClusterEventHandler, TranslationWarnings

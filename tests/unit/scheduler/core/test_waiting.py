@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scheduler_twin import cluster_pod
 
 from allotment.dialects.own.registry import need_of
 from allotment.model.clusters import ClusterPod
+from allotment.model.structs import replace
 from allotment.scheduler.core.waiting import AHEAD_S, ALLOWED_S, LEAD, MOST_AHEAD, WaitingPods
 
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from scheduler_twin import cluster_pod
 
 from allotment.dialects.own.registry import need_of
 from allotment.model.clusters import ClusterPod
+from allotment.model.structs import replace
 from allotment.scheduler.core.waiting import WaitingPods
 
 _NAMES = st.sampled_from([f"p{number}" for number in range(20)])

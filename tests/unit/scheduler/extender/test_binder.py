@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,6 +16,7 @@ from allotment.kube.bindings import MOST_WRITES
 from allotment.kube.clients import Backoff
 from allotment.kube.errors import ConflictError, DeniedError, UnreachableError
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder, Book
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.extender.binder import Binder

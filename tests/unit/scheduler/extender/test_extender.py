@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from allotment.kube.errors import DeniedError, UnreachableError
 from allotment.model.clusters import ClusterPod, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.extender.binder import Binder

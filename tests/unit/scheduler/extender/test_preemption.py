@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from allotment.model.clusters import (
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
+from allotment.model.structs import replace
 from allotment.placement.judge import judge
 from allotment.scheduler.core import nominations
 from allotment.scheduler.core.book import BindOrder

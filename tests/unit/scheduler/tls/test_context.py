@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from certificates_twin import (
 
 from allotment.kube.errors import KubeError, UnreachableError
 from allotment.model.errors import UsageError
+from allotment.model.structs import replace
 from allotment.scheduler.tls.authority import Signed, next_client, read_set
 from allotment.scheduler.tls.context import load_chain
 from allotment.scheduler.tls.rotation import CertificateKeeper, KeepingSettings

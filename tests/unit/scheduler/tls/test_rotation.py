@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from cryptography.x509.oid import NameOID
 
 from allotment.kube.errors import KubeError, UnreachableError
 from allotment.model.errors import PrerequisiteError, UsageError
+from allotment.model.structs import replace
 from allotment.scheduler.tls.authority import Signed, read_set
 from allotment.scheduler.tls.context import load_chain
 

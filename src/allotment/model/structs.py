@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types that msgspec has prepared: for threads that read the same kind of document."""
+"""What every struct needs: copies with changes, and types that threads may read.
+
+Values are `msgspec.Struct`: their methods are C, so that a class loads in 0.02 ms, and not in the
+1 ms of a dataclass.
+"""
 
 import threading
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from dataclasses import replace  # noqa: TID251 - the same, and mypy checks its arguments
+else:
+    from msgspec.structs import replace
+
+__all__ = ["prepared", "replace"]
 
 _T = TypeVar("_T")
 
