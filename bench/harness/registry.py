@@ -325,7 +325,7 @@ BENCHES: Final = (
         "scale",
         "scale",
         90,
-        "What does a pod cost as a cluster grows, and what breaks first at 100,000 GPUs?",
+        "What does a pod cost as a cluster grows, and what breaks first?",
         needs=(Need.NUMPY,),
     ),
     _scheduler(

@@ -10,7 +10,6 @@ import asyncio
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from allotment.devices.facts import FactReader, NodeFacts
 from allotment.devices.nvml import Nvml
 from allotment.devices.packing import read_machine
 from allotment.devices.simulated import machine_path
+from allotment.model.structs import replace
 from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from scheduler_twin import GIB, cluster_pod, node
@@ -12,6 +11,7 @@ from scheduler_twin import GIB, cluster_pod, node
 from allotment.dialects.own.registry import need_of
 from allotment.model.clusters import ClusterPod, PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.explain import Refusal
 from allotment.scheduler.core.book import BindOrder, Book
 from allotment.scheduler.core.nominations import NominatedCluster
