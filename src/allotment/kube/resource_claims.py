@@ -107,6 +107,10 @@ class ResourceClaim:
     capacities: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
 
+    def parameters_of(self, request: str) -> list[Parameters]:
+        """Return the parameters that apply to a request."""
+        return [each for each in self.parameters if each.are_for(request)]
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

@@ -16,6 +16,7 @@ The fields are those of a pod's `allotment.dev/...` annotations, with the same v
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 from allotment.dialects.own.annotations import (
@@ -28,6 +29,7 @@ from allotment.dialects.own.annotations import (
 )
 from allotment.dialects.own.protocol import (
     ANY_MEMORY,
+    ComputeWish,
     PodAnnotations,
     in_modes,
     suiting,
@@ -100,11 +102,29 @@ class DevicePart:
     slice: MigPlace | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """How the programs of one claim share its GPU, by another driver's parameters."""
+
+    where: str
+    """For errors: `spec.devices.config[0].opaque.parameters.sharing`."""
+    mode: str
+    """Of a whole GPU."""
+    time_slice: str = "default"
+    """The driver's time slice, in mode `timeslice`."""
+    ceiling: int = WHOLE
+    memory_bytes: int | None = None
+    """None: all that the device has."""
+    memory_by_device: Mapping[str, int] = field(default_factory=dict)
+    """By UUID, or by the place among the devices; it goes before `memory_bytes`."""
+
+
 def request_for(
     devices: Sequence[tuple[AllocatedDevice, DevicePart]],
     parameters: Iterable[Parameters],
     *,
     asks_compute: bool,
+    sharing: Sharing | None = None,
 ) -> Request:
     """Return the request for all devices of one claim's request.
 
@@ -117,10 +137,17 @@ def request_for(
     for each in parameters:
         where = each.where
         wishes = _read(wishes, each)
+    if sharing is not None and where:
+        raise UsageError(
+            f"{sharing.where} is beside {where}: both say how a device is shared",
+            hint="leave one of them out",
+        )
     parts = [part for _, part in devices]
     count = len(parts)
     if all(part.is_whole for part in parts):
         _check_is_undivided(wishes, EXCLUSIVE, where)
+        if sharing is not None:
+            return _shared_wholly(parts, sharing)
         return whole_devices(count, mode=EXCLUSIVE)
     if profiles := {part.slice.profile for part in parts if part.slice is not None}:
         _check_is_undivided(wishes, MIG, where)
@@ -132,7 +159,53 @@ def request_for(
             hint="claim each in a request of its own, or select one type:"
             f" device.attributes['{DRIVER}'].type == 'share'",
         )
+    if sharing is not None:
+        wishes, where = _as_wishes(parts, sharing), sharing.where
     return _of_parts([each for each, _ in devices], wishes, where, asks_compute=asks_compute)
+
+
+def _shared_wholly(parts: Sequence[DevicePart], sharing: Sharing) -> Request:
+    """Return the request for whole GPUs that the programs of a claim share."""
+    if sharing.mode != MPS:
+        return whole_devices(len(parts), mode=sharing.mode)
+    memory = _limit(parts, sharing) or MemoryAmount("100%", part=Fraction(1))
+    compute = revised(Compute(), compute=Compute(0, sharing.ceiling))
+    request = Request(memory, count=len(parts), compute=compute, mode=MPS)
+    if problem := unsuited(request, MPS):
+        raise UsageError(
+            f"{sharing.where}: mode {MPS}: {problem}", hint="claim each GPU in a request of its own"
+        )
+    return request
+
+
+def _as_wishes(parts: Sequence[DevicePart], sharing: Sharing) -> PodAnnotations:
+    """Return what a sharing means for parts of GPUs, which others share, too."""
+    if sharing.mode == MPS:
+        text = f":{format_percent(sharing.ceiling)}"
+        compute = ComputeWish(text, Compute(0, sharing.ceiling))
+        return PodAnnotations(modes=(MPS,), memory=_limit(parts, sharing), compute=compute)
+    if sharing.time_slice != "default":
+        raise UsageError(
+            f"{sharing.where}: a time slice of its own has no effect on a part of a GPU, whose"
+            " programs take turns by their shares of compute",
+            hint="leave the interval out, or claim the whole GPU: name no amount of memory",
+        )
+    return PodAnnotations()
+
+
+def _limit(parts: Sequence[DevicePart], sharing: Sharing) -> MemoryAmount | None:
+    """Return the limit on each device; None: none."""
+    size = sharing.memory_bytes
+    uuids = [part.uuid for part in parts]
+    places = {**{str(place): uuid for place, uuid in enumerate(uuids)}, **{u: u for u in uuids}}
+    for key, limit in sharing.memory_by_device.items():
+        if key not in places:
+            raise UsageError(
+                f"{sharing.where}: a memory limit is for device {key!r}, which is not the claim's",
+                hint=f"write the limit for {' or '.join(map(repr, places))}",
+            )
+        size = limit
+    return None if size is None else MemoryAmount(format_bytes(size), size_bytes=size)
 
 
 def read_parameters(parameters: Parameters) -> PodAnnotations:
@@ -210,6 +283,15 @@ def _of_parts(
             hint="claim each in a request of its own",
         )
     ((size, percent),) = amounts
+    if wishes.memory is not None:
+        limit = wishes.memory.of(size)
+        if limit > size:
+            raise UsageError(
+                f"{where}: the memory limit {wishes.memory} is more than the"
+                f" {format_bytes(size)} that are claimed",
+                hint="raise capacity.requests.memory, or lower the limit",
+            )
+        size = limit
     request = Request(
         MemoryAmount(format_bytes(size), size_bytes=size),
         count=len(devices),
