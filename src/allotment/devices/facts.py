@@ -243,7 +243,7 @@ class FactReader:
             compute_capability=None if capability is None else (capability[0], capability[1]),
             brand=_BRANDS.get(optional(nvml, nvml.nvmlDeviceGetBrand, handle), ""),
             pci_class=_pci_class(nvml, handle, folder),
-            pcie_root="" if folder is None else _pcie_root(folder),
+            pcie_root="" if folder is None else pcie_root(folder),
             is_mig_capable=mig is not None,
             is_mig_enabled=is_mig_enabled,
             migs=_migs(nvml, handle) if is_mig_enabled else None,
@@ -328,7 +328,7 @@ def _pci_folder(sysfs: Path, bus_id: str) -> Path:
     return sysfs / "bus" / "pci" / "devices" / bus_id.lower()[-12:]
 
 
-def _pcie_root(folder: Path) -> str:
+def pcie_root(folder: Path) -> str:
     """Return the root complex above a device: `.../devices/pci0000:00/0000:00:01.0/0000:01:00.0`.
 
     The kernel's folder is a link to the device's place in the tree. Empty: there is none.

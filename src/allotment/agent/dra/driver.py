@@ -36,7 +36,7 @@ from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     AllocatedDevice,
-    Sharing,
+    ClaimSharing,
     request_for,
 )
 from allotment.kube.clients import Api
@@ -397,7 +397,7 @@ class ResourceDriver:
         )
 
 
-def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> Sharing | None:
+def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimSharing | None:
     """Return how a request's device is shared, by NVIDIA's parameters. Raises `UsageError`."""
     return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
 

@@ -27,11 +27,16 @@ class ResourceDrivers:
     """Runs a driver for each name that is needed. For one event loop; needs `run` running."""
 
     def __init__(
-        self, make: Callable[[str], ResourceDriver], *, name: Callable[[], str | None]
+        self,
+        make: Callable[[str], ResourceDriver],
+        *,
+        name: Callable[[], str | None],
+        look_s: float = _LOOK_S,
     ) -> None:
         """`make` returns the driver of a name; `name` the configured one, None: not known yet."""
         self._make = make
         self._name = name
+        self._look_s = look_s
         self._running: dict[str, _Running] = {}
         self._shares: Sequence[LoadedShare] | None = None
 
@@ -39,7 +44,7 @@ class ResourceDrivers:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._look(group)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self._look_s)
 
     def offer(self, shares: Sequence[LoadedShare]) -> None:
         """Renew the pools: shares, devices or their health may have changed."""

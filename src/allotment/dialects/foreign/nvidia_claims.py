@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from allotment.dialects.own.resource_claims import Parameters, Sharing
+from allotment.dialects.own.resource_claims import ClaimSharing, Parameters
 from allotment.model.compute import WHOLE
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import meant
@@ -96,7 +96,7 @@ def is_nvidias(parameters: Parameters) -> bool:
     return isinstance(version, str) and version.startswith(_GROUP)
 
 
-def read_sharing(parameters: Iterable[Parameters], *, is_slice: bool) -> Sharing | None:
+def read_sharing(parameters: Iterable[Parameters], *, is_slice: bool) -> ClaimSharing | None:
     """Return how a GPU or slice is shared, by the last of the parameters that are for it.
 
     `parameters` are NVIDIA's for the request of the device. None: they do not say. Raises
@@ -121,7 +121,7 @@ def check_parameters(parameters: Parameters) -> None:
     _read(parameters)
 
 
-def _read(parameters: Parameters) -> tuple[str, Sharing | None]:
+def _read(parameters: Parameters) -> tuple[str, ClaimSharing | None]:
     """Return the kind, and the sharing."""
     where, content = parameters.where, parameters.content
     if not isinstance(content, Mapping):
@@ -183,7 +183,7 @@ def _check_slice(config: _MigConfig, where: str) -> None:
     _refuse_mps_config(sharing.mps_config, path)
 
 
-def _of_gpu(config: _GpuConfig, where: str) -> Sharing | None:
+def _of_gpu(config: _GpuConfig, where: str) -> ClaimSharing | None:
     sharing = config.sharing
     if sharing is None:
         return None
@@ -195,7 +195,7 @@ def _of_gpu(config: _GpuConfig, where: str) -> Sharing | None:
             _INTERVALS[0] if slicing is None or slicing.interval is None else slicing.interval
         )
         at = f"{path}.timeSlicingConfig.interval"
-        return Sharing(
+        return ClaimSharing(
             where=path,
             mode=TIMESLICE,
             time_slice=_known(interval, _INTERVALS, at, "time-slice interval").lower(),
@@ -208,7 +208,7 @@ def _of_gpu(config: _GpuConfig, where: str) -> Sharing | None:
     return _of_mps(sharing.mps_config or _Mps(), path)
 
 
-def _of_mps(config: _Mps, sharing: str) -> Sharing:
+def _of_mps(config: _Mps, sharing: str) -> ClaimSharing:
     path = f"{sharing}.mpsConfig"
     percent = config.default_active_thread_percentage
     if percent is not None and not 0 < percent <= _MOST_PERCENT:
@@ -219,7 +219,7 @@ def _of_mps(config: _Mps, sharing: str) -> Sharing:
     least = config.default_pinned_device_memory_limit
     limits = config.default_per_device_pinned_memory_limit or {}
     each = f"{path}.defaultPerDevicePinnedMemoryLimit"
-    return Sharing(
+    return ClaimSharing(
         where=sharing,
         mode=MPS,
         ceiling=WHOLE if percent is None else percent * _PERCENT,

@@ -39,7 +39,7 @@ from allotment.model.compute import WHOLE, Compute, revised
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import format_bytes, format_percent, meant
 from allotment.model.mig import MigPlace
-from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, traits_of
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request, whole_devices
 
@@ -103,7 +103,7 @@ class DevicePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class ClaimSharing:
     """How the programs of one claim share its GPU, by another driver's parameters."""
 
     where: str
@@ -124,7 +124,7 @@ def request_for(
     parameters: Iterable[Parameters],
     *,
     asks_compute: bool,
-    sharing: Sharing | None = None,
+    sharing: ClaimSharing | None = None,
 ) -> Request:
     """Return the request for all devices of one claim's request.
 
@@ -164,9 +164,9 @@ def request_for(
     return _of_parts([each for each, _ in devices], wishes, where, asks_compute=asks_compute)
 
 
-def _shared_wholly(parts: Sequence[DevicePart], sharing: Sharing) -> Request:
+def _shared_wholly(parts: Sequence[DevicePart], sharing: ClaimSharing) -> Request:
     """Return the request for whole GPUs that the programs of a claim share."""
-    if sharing.mode != MPS:
+    if not traits_of(sharing.mode).needs_daemon:
         return whole_devices(len(parts), mode=sharing.mode)
     memory = _limit(parts, sharing) or MemoryAmount("100%", part=Fraction(1))
     compute = revised(Compute(), compute=Compute(0, sharing.ceiling))
@@ -178,9 +178,9 @@ def _shared_wholly(parts: Sequence[DevicePart], sharing: Sharing) -> Request:
     return request
 
 
-def _as_wishes(parts: Sequence[DevicePart], sharing: Sharing) -> PodAnnotations:
+def _as_wishes(parts: Sequence[DevicePart], sharing: ClaimSharing) -> PodAnnotations:
     """Return what a sharing means for parts of GPUs, which others share, too."""
-    if sharing.mode == MPS:
+    if traits_of(sharing.mode).needs_daemon:
         text = f":{format_percent(sharing.ceiling)}"
         compute = ComputeWish(text, Compute(0, sharing.ceiling))
         return PodAnnotations(modes=(MPS,), memory=_limit(parts, sharing), compute=compute)
@@ -193,7 +193,7 @@ def _as_wishes(parts: Sequence[DevicePart], sharing: Sharing) -> PodAnnotations:
     return PodAnnotations()
 
 
-def _limit(parts: Sequence[DevicePart], sharing: Sharing) -> MemoryAmount | None:
+def _limit(parts: Sequence[DevicePart], sharing: ClaimSharing) -> MemoryAmount | None:
     """Return the limit on each device; None: none."""
     size = sharing.memory_bytes
     uuids = [part.uuid for part in parts]

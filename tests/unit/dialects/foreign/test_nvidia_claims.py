@@ -14,9 +14,9 @@ from allotment.dialects.foreign.nvidia_claims import (
 )
 from allotment.dialects.own.resource_claims import (
     AllocatedDevice,
+    ClaimSharing,
     DevicePart,
     Parameters,
-    Sharing,
     request_for,
 )
 from allotment.model.errors import UsageError
@@ -42,7 +42,7 @@ def mps(**fields: Any) -> Parameters:  # noqa: ANN401
     return config(mpsConfig=fields)
 
 
-def shared(*given: Parameters) -> Sharing:
+def shared(*given: Parameters) -> ClaimSharing:
     found = read_sharing(given, is_slice=False)
     assert found is not None
     return found
@@ -126,7 +126,9 @@ def test_parameters_for_all_requests_skip_devices_of_another_kind() -> None:
     [("GpuConfig", True, "MigDeviceConfig"), ("MigDeviceConfig", False, "GpuConfig")],
 )
 def test_parameters_for_a_request_of_another_kind_are_refused(
-    kind: str, is_slice: bool, hint: str
+    kind: str,
+    is_slice: bool,  # noqa: FBT001 - a parameter
+    hint: str,
 ) -> None:
     with pytest.raises(UsageError, match=f"{kind} is not for the request's device") as caught:
         read_sharing([parameters(kind, "gpu")], is_slice=is_slice)
@@ -159,8 +161,7 @@ WRONG = {
     ),
     "vfio": (
         parameters("VfioDeviceConfig"),
-        f"{WHERE}.kind: VfioDeviceConfig passes a GPU through to a virtual machine, which is not"
-        " served",
+        f"{WHERE}.kind: VfioDeviceConfig passes a GPU through to a virtual machine",
     ),
     "field": (parameters(sharng={}), f"{WHERE}.sharng is unknown"),
     "inner field": (
