@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,22 @@ allotment:
         keep: 0s
 {NAMED}"""
 LARGE = 70 * GIB
+TIME_SLICES = """\
+import json, struct, sys
+from pathlib import Path
+from allotment.devices import layout
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
+path = machine_path(Path("/run/allotment"), sys.argv[1])
+data = path.read_bytes()
+at, own = layout.MACHINE_FIELDS["gpus"][0], layout.GPU_FIELDS["timeslice_us"][0]
+facts = read_machine(path)
+print(json.dumps({
+    device.uuid: struct.unpack_from("<I", data, at + number * layout.GPU_SIZE + own)[0]
+    or facts.timeslice_us
+    for number, device in enumerate(facts.devices)
+}))
+"""
 
 
 def gpu(name: str = "gpu", **exactly: Any) -> Json:  # noqa: ANN401
@@ -46,6 +64,13 @@ def gpu_config(strategy: str, **fields: Any) -> Json:  # noqa: ANN401
         "kind": "GpuConfig",
         "sharing": {"strategy": strategy, **fields},
     }
+
+
+def time_slices(node: NodeAgent) -> dict[str, int]:
+    """The length of each GPU's turns, in microseconds."""
+    said = node.cluster.node.run([sys.executable, "-c", TIME_SLICES, node.simulated]).stdout
+    found: dict[str, int] = json.loads(said)
+    return found
 
 
 def ask(pods: Pods, name: str, *requests: Json, config: Json | None = None) -> None:
@@ -171,8 +196,11 @@ def test_a_time_slice_lasts_as_long_as_its_claim(node: NodeAgent, pods: Pods) ->
     assert burnt(pods, "slow").total_bytes > LARGE
     (only,) = node.shares()
     assert only.mode == "timeslice"
+    lengths = time_slices(node)
+    assert lengths[only.devices[0].uuid] == max(lengths.values()) > min(lengths.values())
     pods.delete()
     wait_until(lambda: not node.shares(), "end of the share")
+    assert len({*time_slices(node).values()}) == 1
 
 
 def test_mps_has_the_limits_of_its_parameters(node: NodeAgent, pods: Pods) -> None:
@@ -206,6 +234,7 @@ def test_parts_of_memory_share_a_gpu_and_are_enforced(node: NodeAgent, pods: Pod
     found = [burnt(pods, name) for name in ("a", "b")]
     assert [each.total_bytes for each in found] == [4 * GIB, 4 * GIB]
     assert len({each.uuid for each in found}) == 1
+    assert {each.mode for each in node.shares()} == {"soft"}
     ask(pods, "whole", gpu())
     pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
     assert burnt(pods, "whole").uuid != found[0].uuid

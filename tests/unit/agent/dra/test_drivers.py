@@ -6,9 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import get_args
 
+import yaml
 from own_node_twin import until
 
+from allotment.agent.config.schema import DriverName
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.model.pods import ContainerKind, Owner, PodUid
@@ -76,6 +80,25 @@ class Scene:
         wanted = {{"ours": OURS, "nvidias": NVIDIAS}[key]: value for key, value in expected.items()}
         async with asyncio.timeout(20):
             await until(lambda: self.running() == wanted)
+
+
+def test_each_name_is_permitted_and_has_classes() -> None:
+    """By the policy of the agent's manifest, and in files of their own."""
+    manifests = Path(__file__).parents[4] / "deploy" / "manifests"
+    (policy,) = (
+        each
+        for each in yaml.safe_load_all((manifests / "agent.yaml").read_text("utf-8"))
+        if each["kind"] == "ValidatingAdmissionPolicy"
+        and each["metadata"]["name"] == "allotment-agent-own-slices"
+    )
+    rules = [each["expression"] for each in policy["spec"]["validations"]]
+    names = get_args(DriverName)
+    assert f"variables.spec.driver in {[*names]}" in rules
+    for name, file in zip(names, ("device-classes", "device-classes-nvidia"), strict=True):
+        text = (manifests / f"{file}.yaml").read_text("utf-8")
+        for each in yaml.safe_load_all(text):
+            (selector,) = each["spec"]["selectors"]
+            assert selector["cel"]["expression"].startswith(f"device.driver == '{name}'")
 
 
 def test_the_configured_driver_runs_once_it_is_known() -> None:
