@@ -41,7 +41,7 @@ class Driver:
         self.is_published = is_published
 
 
-def claimed(driver: str) -> Share:
+def claimed(driver: str) -> LoadedShare:
     owner = Owner(
         uid=PodUid("u1"),
         namespace="default",
@@ -51,7 +51,7 @@ def claimed(driver: str) -> Share:
         resource=driver,
         is_claim=True,
     )
-    return Share(
+    share = Share(
         id=ShareId("0123456789ab"),
         name="mine",
         created=1.0,
@@ -60,6 +60,7 @@ def claimed(driver: str) -> Share:
         injection=Injection.CDI,
         owner=owner,
     )
+    return LoadedShare(share.id, Path("/x"), share, None)
 
 
 class Scene:
@@ -142,8 +143,7 @@ def test_a_former_driver_serves_its_claims_to_their_end() -> None:
     async def story() -> None:
         scene = Scene()
         scene.name = NVIDIAS
-        shares: list[LoadedShare] = [claimed(OURS)]
-        scene.drivers.offer(shares)
+        scene.drivers.offer([claimed(OURS)])
         task = asyncio.create_task(scene.drivers.run())
         await scene.has(ours=False, nvidias=True)
         scene.drivers.offer([])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -64,7 +65,8 @@ def asked(
 def test_parameters_of_either_format_are_told_apart() -> None:
     assert is_nvidias(parameters())
     assert is_nvidias(Parameters(where=WHERE, content={"apiVersion": "resource.nvidia.com/v9"}))
-    for other in ({"apiVersion": "allotment.dev/v1"}, {}, {"apiVersion": 1}, [], None):
+    others: list[object] = [{"apiVersion": "allotment.dev/v1"}, {}, {"apiVersion": 1}, [], None]
+    for other in others:
         assert not is_nvidias(Parameters(where=WHERE, content=other))
 
 
@@ -90,7 +92,9 @@ def test_mps_has_the_percentage_and_the_limit_of_its_parameters() -> None:
 
 def test_mps_without_limits_has_all_of_its_gpu() -> None:
     request = asked(config())
-    assert (request.mode, request.memory.part, request.compute.ceiling) == ("mps", 1, 10_000)
+    assert request.mode == "mps"
+    assert request.memory.part == Fraction(1)
+    assert request.compute.ceiling == 10_000
 
 
 @pytest.mark.parametrize(
