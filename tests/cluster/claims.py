@@ -14,17 +14,19 @@ from testbed.pods import Pods, container, pod
 
 API = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.allotment.dev"
-CLASSES = Path(__file__).parents[2] / "deploy" / "manifests" / "device-classes.yaml"
+NVIDIAS = "gpu.nvidia.com"
+MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
+CLASSES = {DRIVER: "device-classes.yaml", NVIDIAS: "device-classes-nvidia.yaml"}
 
 
-def install_classes(cluster: Cluster) -> None:
-    for each in yaml.safe_load_all(CLASSES.read_text("utf-8")):
+def install_classes(cluster: Cluster, driver: str = DRIVER) -> None:
+    for each in yaml.safe_load_all((MANIFESTS / CLASSES[driver]).read_text("utf-8")):
         cluster.api.apply(f"{API}/deviceclasses/{each['metadata']['name']}", each)
 
 
-def published(cluster: Cluster) -> list[Json]:
+def published(cluster: Cluster, driver: str = DRIVER) -> list[Json]:
     """The devices of the node's whole pool."""
-    slices = cluster.api.items(f"{API}/resourceslices", fieldSelector=f"spec.driver={DRIVER}")
+    slices = cluster.api.items(f"{API}/resourceslices", fieldSelector=f"spec.driver={driver}")
     pools = [each["spec"]["pool"] for each in slices]
     is_whole = bool(pools) and all(
         (each["generation"], each["resourceSliceCount"]) == (pools[0]["generation"], len(slices))
@@ -38,9 +40,10 @@ def claim(
     name: str,
     *requests: Json,
     config: Sequence[Json] = (),
+    driver: str = DRIVER,
 ) -> None:
     """Makes a claim with these requests."""
-    parameters = [{"opaque": {"driver": DRIVER, "parameters": each}} for each in config]
+    parameters = [{"opaque": {"driver": driver, "parameters": each}} for each in config]
     pods.cluster.api.post(
         f"{API}/namespaces/{pods.namespace}/resourceclaims",
         {

@@ -21,6 +21,8 @@ from allotment.model.errors import NoDevicesError
 
 pytestmark = pytest.mark.usefixtures("native_dir")
 
+BRANDS = {"GeForce": "GeForce", "T4": "Tesla", "A100": "Nvidia"}
+
 
 def test_a_machine_tells_its_driver_and_its_gpus(machine: Callable[[str], Path]) -> None:
     path = machine("a100-80gb:2,t4,rtx4090")
@@ -34,6 +36,7 @@ def test_a_machine_tells_its_driver_and_its_gpus(machine: Callable[[str], Path])
             name=device.name,
             memory_mib=device.memory_bytes >> 20,
             compute_capability=device.compute_capability,
+            brand=next(word for name, word in BRANDS.items() if name in device.name),
             pci_class=0x0300 if "GeForce" in device.name else 0x0302,
             is_mig_capable="A100" in device.name,
         )

@@ -28,6 +28,7 @@ from allotment.agent.config.schema import Config, HealthConfig
 from allotment.agent.configuring import AgentSettings, Configuring
 from allotment.agent.device_modes import ComputeModes, DeviceModes
 from allotment.agent.dra.driver import ResourceDriver
+from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.agent.evictions import Evictions
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
@@ -50,6 +51,7 @@ from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path, parse_spec
+from allotment.devices.timeslices import set_time_slice
 from allotment.devices.topology import read_links
 from allotment.kube.clients import Api, connect
 from allotment.kube.events import Events
@@ -288,15 +290,20 @@ class _Agent:
             checkpoint=checkpoint,
         )
         self._facts = FactReader(machine=self._machine)
-        self._driver = ResourceDriver(
-            api,
-            node=self._node,
-            name=settings.node,
-            state=state,
-            tenants=self._tenants,
-            reports=self._reports,
-            facts=self._facts.read,
-            kubelet=settings.kubelet_socket.parent.parent,
+        self._drivers = ResourceDrivers(
+            lambda driver: ResourceDriver(
+                api,
+                driver=driver,
+                node=self._node,
+                name=settings.node,
+                state=state,
+                tenants=self._tenants,
+                reports=self._reports,
+                facts=self._facts.read,
+                set_time_slice=partial(set_time_slice, machine=self._machine),
+                kubelet=settings.kubelet_socket.parent.parent,
+            ),
+            name=lambda: state.config.allotment.driver_name if state.config else None,
         )
         self._inventory = InventoryPublisher(
             folder,
@@ -304,7 +311,7 @@ class _Agent:
             node=self._node,
             pods=self._pods,
             reports=self._reports,
-            on_shares=self._driver.offer,
+            on_shares=self._drivers.offer,
         )
         self._publisher = Publisher(inputs=self._inputs, node=self._node, reports=self._reports)
         self._beat = time.monotonic()
@@ -408,7 +415,7 @@ class _Agent:
             group.create_task(self._front.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
-            group.create_task(self._driver.run())
+            group.create_task(self._drivers.run())
             self._is_serving = True
 
     async def _follow_links(self) -> None:

@@ -36,8 +36,24 @@ from allotment.model.mig import MigProfile
 PATIENCE_S: Final = 2.0
 """Time for all GPUs together to answer."""
 
+_BRANDS: Final = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "GRID",
+    5: "GeForce",
+    6: "Titan",
+    12: "QuadroRTX",
+    13: "NvidiaRTX",
+    14: "Nvidia",
+    15: "GeForceRTX",
+    16: "TitanRTX",
+}
+"""By `nvmlBrandType_t`."""
 _MIB: Final = 1 << 20
 _CLASS_BITS_OF_INTERFACE: Final = 8  # sysfs has class, subclass and programming interface
+
+_ROOT_COMPLEX: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 # The configuration space of a PCI device (PCI 3.0 §6.1, §6.7) and NVIDIA's data in it.
 _STATUS: Final = 0x06
@@ -90,8 +106,12 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     """As NVML (v1) reports `total`."""
     compute_capability: tuple[int, int] | None = None
+    brand: str = ""
+    """As NVIDIA's DRA driver writes it: `Nvidia`, `Tesla`, `GeForce`. Empty: unknown."""
     pci_class: int | None = None
     """Class and subclass: 0x0300 drives a screen, 0x0302 does not."""
+    pcie_root: str = ""
+    """The PCIe root complex, `pci0000:00`. Empty: unknown."""
     is_mig_capable: bool = False
     is_mig_enabled: bool = False
     migs: tuple[MigFacts, ...] | None = None
@@ -217,7 +237,9 @@ class FactReader:
             name=nvml.nvmlDeviceGetName(handle),
             memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB,
             compute_capability=None if capability is None else (capability[0], capability[1]),
+            brand=_BRANDS.get(optional(nvml, nvml.nvmlDeviceGetBrand, handle), ""),
             pci_class=_pci_class(nvml, handle, folder),
+            pcie_root="" if folder is None else pcie_root(folder),
             is_mig_capable=mig is not None,
             is_mig_enabled=is_mig_enabled,
             migs=_migs(nvml, handle) if is_mig_enabled else None,
@@ -300,6 +322,15 @@ def _pci_class(nvml: ModuleType, handle: Handle, folder: Path | None) -> int | N
 def _pci_folder(sysfs: Path, bus_id: str) -> Path:
     """The kernel's folder of a GPU. NVML's bus id has four more digits of domain."""
     return sysfs / "bus" / "pci" / "devices" / bus_id.lower()[-12:]
+
+
+def pcie_root(folder: Path) -> str:
+    """Return the root complex above a device: `.../devices/pci0000:00/0000:00:01.0/0000:01:00.0`.
+
+    The kernel's folder is a link to the device's place in the tree. Empty: there is none.
+    """
+    tree = folder.resolve().parts
+    return next((part for part in tree if _ROOT_COMPLEX.fullmatch(part)), "")
 
 
 def _read(path: Path) -> bytes:

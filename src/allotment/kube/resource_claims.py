@@ -105,6 +105,10 @@ class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
 
+    def parameters_of(self, request: str) -> list[Parameters]:
+        """Return the parameters that apply to a request."""
+        return [each for each in self.parameters if each.are_for(request)]
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
@@ -176,6 +180,9 @@ def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
 class _Slice(Narrow):
     metadata: Metadata
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_SLICE = msgspec.json.Decoder(_Slice)
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -346,7 +353,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 },
                 asked=f"create ResourceSlice {name}",
             )
-        self._written[name] = content, _content(msgspec.json.decode(answer, type=_Slice).spec)
+        self._written[name] = content, _content(_SLICE.decode(answer).spec)
 
     def _name(self, number: int) -> str:
         return f"{self._node}-{self._driver}-{number:02d}"

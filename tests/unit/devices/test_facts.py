@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.devices.facts import VgpuHost, vgpu_host
+from allotment.devices.facts import VgpuHost, pcie_root, vgpu_host
 
 FIRST = 0x40
 
@@ -37,6 +38,16 @@ def record(number: int, data: bytes) -> bytes:
 
 POWER = bytes((0x01, 0, 8, 0, 0, 0, 0, 0))
 DRIVER = record(0, b"580.126.08" + b"r582_12\0\0\0")
+
+
+def test_the_root_complex_is_the_top_of_the_kernels_tree(tmp_path: Path) -> None:
+    place = tmp_path / "devices" / "pci0000:3a" / "0000:3a:00.0" / "0000:3b:00.0"
+    place.mkdir(parents=True)
+    link = tmp_path / "bus" / "0000:3b:00.0"
+    link.parent.mkdir()
+    link.symlink_to(place)
+    assert pcie_root(link) == "pci0000:3a"
+    assert pcie_root(tmp_path / "bus" / "missing") == ""
 
 
 def test_the_hosts_driver_is_found_wherever_it_stands() -> None:

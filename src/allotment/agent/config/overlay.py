@@ -294,6 +294,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         devices=tuple(section.devices or ()),
         shares_per_device=default.shares_per_device if shares is None else shares,
         honour_resources=bool(section.honour_resources),
+        driver_name=(section.dra and section.dra.driver_name) or default.driver_name,
         on_excess=section.on_excess or default.on_excess,
         health=_health(section.health or HealthSection()),
     )

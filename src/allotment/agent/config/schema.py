@@ -182,6 +182,17 @@ class HealthSection(_Section, frozen=True, kw_only=True):
     """A duration: `60s`."""
 
 
+DriverName = Literal["gpu.allotment.dev", "gpu.nvidia.com"]
+"""Of Dynamic Resource Allocation. The policy of the agent's manifest has the same names."""
+
+
+class DraSection(_Section, frozen=True, kw_only=True):
+    """How claims are served."""
+
+    driver_name: DriverName | None = None
+    """With `gpu.nvidia.com` in the place of NVIDIA's DRA driver; else `gpu.allotment.dev`."""
+
+
 class AllotmentSection(_Section, frozen=True, kw_only=True):
     """What NVIDIA's plugin does not have. NVIDIA's ignores the key `allotment` if it meets it."""
 
@@ -191,6 +202,7 @@ class AllotmentSection(_Section, frozen=True, kw_only=True):
     honour_resources: bool | None = None
     """Honour `resources`, `rename` and `devices` of the file, which NVIDIA's plugin drops."""
     health: HealthSection | None = None
+    dra: DraSection | None = None
     on_excess: Excess | None = None
     """What happens to a share that has more memory by the driver than its limit: `warn` (default)
     or `stop`."""
@@ -320,6 +332,8 @@ class AllotmentConfig(msgspec.Struct, frozen=True, kw_only=True):
     shares_per_device: int = 16
     honour_resources: bool = False
     health: HealthConfig = msgspec.field(default=HealthConfig())
+    driver_name: DriverName = "gpu.allotment.dev"
+    """`dra.driverName`"""
     on_excess: Excess = Excess.WARN
 
 

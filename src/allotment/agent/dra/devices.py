@@ -3,15 +3,19 @@
 
 Every GPU is offered in all ways at once. The counters of its set let a scheduler give it in one way
 only: a share device takes them all with its first claim, a slice takes its memory slots.
+
+NVIDIA's DRA driver has one type, `gpu`, for parts and for the whole: so it publishes GPUs with
+`--consumable-shares=memory`. In its place (`is_nvidias`) a GPU is one such device.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from allotment.agent.labels.features import architecture_family
 from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.dialects.own.resource_claims import (
@@ -24,6 +28,8 @@ from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigHold, MigPlace, MigProfile
+from allotment.model.structs import replace
+from allotment.modes import ledger_mode
 
 TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
@@ -33,6 +39,8 @@ DEFAULT_COMPUTE: Final = 5
 """Percent of a GPU's time that a claim consumes if it names no amount."""
 
 _MIB: Final = 1 << 20
+_ALL: Final = 100
+"""Percent."""
 _MOST_DEVICES: Final = 64
 """Of a slice whose devices have taints or counters (resource.k8s.io/v1, types.go)."""
 _MOST_SETS: Final = 8
@@ -60,6 +68,14 @@ class PoolDevice(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     part: DevicePart
     document: Mapping[str, Any]
+    is_whole_by_default: bool = False
+    """A claim that names no amount of it has all of it."""
+
+    def part_for(self, amounts: Collection[str]) -> DevicePart:
+        """Return what a claim that names these capacities has of it."""
+        if self.is_whole_by_default and not {MEMORY_CAPACITY, COMPUTE_CAPACITY} & {*amounts}:
+            return replace(self.part, is_whole=True)
+        return self.part
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +99,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[Mapping[str, Any], ...] = ()
 
 
-def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None) -> Pool:
-    """Return the pool of a node with these GPUs, in the order in which they are to be filled."""
+def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: bool = False) -> Pool:
+    """Return the pool of a node with these GPUs, in the order in which they are to be filled.
+
+    `is_nvidias`: with the types of devices of NVIDIA's driver.
+    """
     names = _names([each.device.uuid for each in gpus])
     found: dict[str, PoolDevice] = {}
     sets = []
@@ -92,7 +111,11 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None) -> Pool:
         name = names[gpu.device.uuid]
         counters = _counters(gpu)
         sets.append({"name": name, "counters": _values(counters)})
-        for device in _devices(gpu, name, counters, node):
+        common = _attributes(gpu, node)
+        undivided = (
+            _gpu(gpu, name, common, counters) if is_nvidias else _ways(gpu, name, common, counters)
+        )
+        for device in (*undivided, *_slices(gpu, name, common)):
             found[device.name] = device
     documents = [each.document for each in found.values()]
     slices: list[Mapping[str, Any]] = [
@@ -132,18 +155,57 @@ def _values(counters: Mapping[str, int]) -> Mapping[str, Any]:
     return {name: {"value": str(amount)} for name, amount in counters.items()}
 
 
-def _devices(
-    gpu: GpuState, name: str, counters: Mapping[str, int], node: NodeFacts | None
+def _unusable(gpu: GpuState) -> Sequence[Mapping[str, str]]:
+    return _taints(UNUSABLE, gpu.problem)
+
+
+def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
+    """Return the taint of devices that need all of a GPU."""
+    return _unusable(gpu) or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
+
+
+def _gpu(
+    gpu: GpuState, name: str, common: Mapping[str, object], counters: Mapping[str, int]
 ) -> Iterator[PoolDevice]:
+    """Yield a GPU as the one device for parts and for the whole.
+
+    Its default is all memory, so that it keeps its size: a GPU with other shares is not given.
+    """
     device = gpu.device
-    common = _attributes(gpu, node)
+    memory = device.allottable_bytes // _MIB * _MIB
+    yield PoolDevice(
+        name=name,
+        part=DevicePart(uuid=device.uuid),
+        is_whole_by_default=True,
+        document=_document(
+            name,
+            {**common, "type": DeviceType.GPU},
+            {
+                MEMORY_CAPACITY: _capacity(memory, default=memory, step=_MIB),
+                COMPUTE_CAPACITY: _capacity(_ALL, default=DEFAULT_COMPUTE, step=1, least=0),
+                # For selectors: a claim consumes none, or the first would take them all.
+                "multiprocessors": {
+                    "value": str(device.sm_count),
+                    "requestPolicy": {"default": "0", "validValues": ["0"]},
+                },
+            },
+            [{"counterSet": name, "counters": _values(counters)}],
+            _taken(gpu),
+            allowMultipleAllocations=True,
+        ),
+    )
+
+
+def _ways(
+    gpu: GpuState, name: str, common: Mapping[str, object], counters: Mapping[str, int]
+) -> Iterator[PoolDevice]:
+    """Yield a GPU as a device for parts and one for the whole."""
+    device = gpu.device
     everything = [{"counterSet": name, "counters": _values(counters)}]
-    total = device.memory_bytes - device.reserved_bytes
-    memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
-    compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // 100)
-    unusable = _taints(UNUSABLE, gpu.problem)
-    taken = unusable or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
-    is_undivided = not gpu.taken.shares or gpu.taken.mode in {"soft", "mps"}
+    memory = max(0, device.allottable_bytes - gpu.taken.memory) // _MIB * _MIB
+    compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
+    unusable, taken = _unusable(gpu), _taken(gpu)
+    is_undivided = not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
     if memory and compute:
         yield PoolDevice(
             name=name,
@@ -176,6 +238,11 @@ def _devices(
             taken,
         ),
     )
+
+
+def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[PoolDevice]:
+    """Yield the places for MIG slices."""
+    device, taken = gpu.device, _taken(gpu)
     for profile, start in _places(gpu):
         word = re.sub(r"[^a-z0-9]+", "-", profile.name).strip("-")
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
@@ -226,14 +293,18 @@ def _attributes(gpu: GpuState, node: NodeFacts | None) -> Mapping[str, object]:
     found: dict[str, object] = {
         "uuid": device.uuid,
         "productName": device.name,
+        "architecture": architecture_family(major, minor).replace("-", " ").title(),
+        "brand": (gpu.facts.brand if gpu.facts else "") or None,
         "cudaComputeCapability": _Version((major, minor)),
         "resource.kubernetes.io/pciBusID": _bus(device.pci_bus_id),
     }
     if node is not None:
         found["driverVersion"] = _Version(tuple(map(int, re.findall(r"\d+", node.driver_version))))
         found["cudaDriverVersion"] = _Version(node.cuda_version)
+    if gpu.facts is not None and gpu.facts.pcie_root:
+        found["resource.kubernetes.io/pcieRoot"] = gpu.facts.pcie_root
     if device.numa_node is not None:
-        found["numaNode"] = device.numa_node
+        found["numaNode"] = found["resource.kubernetes.io/numaNode"] = device.numa_node
     return found
 
 

@@ -30,10 +30,13 @@ from allotment.agent.kubelet.services import Context, MethodHandler
 from allotment.agent.node_state import NodeState
 from allotment.agent.protocols import Reports
 from allotment.devices.facts import NodeFacts
+from allotment.devices.timeslices import TimeSlice
+from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
+from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
-    DRIVER,
     AllocatedDevice,
+    ClaimSharing,
     request_for,
 )
 from allotment.kube.clients import Api
@@ -41,7 +44,8 @@ from allotment.kube.nodes import OwnNode
 from allotment.kube.resource_claims import OwnSlices, ResourceClaim, read_claim
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
-from allotment.model.errors import AllotError, NotFoundError, UsageError
+from allotment.model.errors import AllotError, NoDevicesError, NotFoundError, UsageError
+from allotment.model.modes import traits_of
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
 from allotment.model.shares import Injection, Share, ShareId
@@ -60,36 +64,45 @@ _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _BYE_S: Final = 0.5
 _RETRY_S: Final = 30.0
+_FACTS_S: Final = 1.0
 _HEALTH_S: Final = 30
 """A device without news for so long is unknown to the kubelet."""
 
 
 class ResourceDriver:
-    """`gpu.allotment.dev` on this node. For one event loop; needs `run` running."""
+    """The driver of one name on this node. For one event loop; needs `run` running."""
 
     def __init__(
         self,
         api: Api,
         *,
         node: OwnNode,
+        driver: str,
         name: str,
         state: NodeState,
         tenants: Tenants,
         reports: Reports,
         facts: Callable[[], NodeFacts],
+        set_time_slice: Callable[[str, TimeSlice], None],
         kubelet: Path,
     ) -> None:
-        """`name` is the node's; `facts` blocks; `kubelet` is its folder, `/var/lib/kubelet`."""
+        """Connect the parts.
+
+        `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
+        is the kubelet's folder, `/var/lib/kubelet`.
+        """
         self._api = api
         self._node = node
+        self._driver = driver
         self._name = name
         self._state = state
         self._tenants = tenants
         self._reports = reports
         self._reported = Reported[str]()
         self._facts = facts
+        self._set_time_slice = set_time_slice
         self._kubelet = kubelet
-        self._slices = OwnSlices(api, node=name, driver=DRIVER)
+        self._slices = OwnSlices(api, node=name, driver=driver)
         self._pool = Pool()
         self._read: NodeFacts | None = None
         self._renewed = Signal()
@@ -97,22 +110,37 @@ class ResourceDriver:
     async def run(self) -> NoReturn:
         """Serve the kubelet and keep the node's slices, where the API server has them."""
         await self._slices.until_served()
-        self._read = await asyncio.to_thread(self._facts)
+        while self._read is None:
+            try:
+                self._read = await asyncio.to_thread(self._facts)
+            except NoDevicesError as error:  # another thread is reading, or no GPU answers yet
+                _log.info("waiting for the node's facts", why=error.message)
+                await asyncio.sleep(_FACTS_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._serve())
         raise AssertionError  # neither ends by itself
 
-    def offer(self, shares: Sequence[LoadedShare]) -> None:
-        """Renew the pool: shares, devices or their health may have changed."""
+    def offer(self, shares: Sequence[LoadedShare], *, is_published: bool = True) -> None:
+        """Renew the pool: shares, devices or their health may have changed.
+
+        A driver whose pool is not published gets no new claims, and serves those that it has.
+        """
         node = self._node.current
         if node is None or self._read is None:
             return
-        pool = pool_of(list(self._gpus(shares)), self._read)
+        pool = pool_of(
+            list(self._gpus(shares)), self._read, is_nvidias=self._driver == NVIDIAS_DRIVER
+        )
         if pool != self._pool:
             self._pool = pool
             self._renewed.notify()
-        self._slices.want(pool.slices, node_uid=node.uid)
+        self._slices.want(pool.slices if is_published else (), node_uid=node.uid)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the cluster has the pool as it was offered last."""
+        return self._slices.is_settled
 
     def _gpus(self, shares: Sequence[LoadedShare]) -> Sequence[GpuState]:
         """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
@@ -159,12 +187,12 @@ class ResourceDriver:
         one has ended, and the kubelet keeps both.
         """
         mark = os.urandom(4).hex()
-        folder = self._kubelet / _PLUGINS / DRIVER
+        folder = self._kubelet / _PLUGINS / self._driver
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         registrations = self._kubelet / _REGISTRATIONS
         registrations.mkdir(mode=0o750, parents=True, exist_ok=True)
         endpoint = folder / f"dra-{mark}.sock"
-        announced = registrations / f"{DRIVER}-{mark}-reg.sock"
+        announced = registrations / f"{self._driver}-{mark}-reg.sock"
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(services.handlers(self._answers(endpoint)))
         try:
@@ -172,7 +200,7 @@ class ResourceDriver:
                 server.add_insecure_port(f"unix:{path}")
             await server.start()
             self._reported.over(NOT_SERVED)
-            _log.info("serving resource claims", driver=DRIVER, socket=str(endpoint))
+            _log.info("serving resource claims", driver=self._driver, socket=str(endpoint))
             await server.wait_for_termination()
         finally:
             for path in (announced, endpoint):
@@ -197,7 +225,7 @@ class ResourceDriver:
     ) -> registration.PluginInfo:
         return registration.PluginInfo(
             type="DRAPlugin",
-            name=DRIVER,
+            name=self._driver,
             endpoint=str(endpoint),
             supported_versions=[*services.DRA_SERVICES, *services.HEALTH_SERVICES],
         )
@@ -206,9 +234,9 @@ class ResourceDriver:
         self, status: registration.RegistrationStatus, _: Context
     ) -> registration.RegistrationStatusResponse:
         if status.plugin_registered:
-            _log.info("registered at the kubelet", driver=DRIVER)
+            _log.info("registered at the kubelet", driver=self._driver)
         else:
-            _log.warning("the kubelet refuses the driver", driver=DRIVER, why=status.error)
+            _log.warning("the kubelet refuses the driver", driver=self._driver, why=status.error)
         return registration.RegistrationStatusResponse()
 
     async def _prepare(
@@ -253,18 +281,55 @@ class ResourceDriver:
                 namespace=asked.namespace,
                 name=asked.name,
                 uid=asked.uid,
-                driver=DRIVER,
+                driver=self._driver,
             )
             orders = await self._orders(claim)
             shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
+            await self._slice_time(claim, orders)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
         by_id = {share.id: share for share in shares}
         by_request = {request: by_id[order.id] for request, order in orders.items()}
         return dra.NodePrepareResourceResponse(devices=_answered(claim, by_request))
 
+    async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Set the time slices that a claim's parameters name. Raises `AllotError`: none is kept."""
+        try:
+            for request, order in orders.items():
+                sharing = _sharing(claim, request, is_slice=bool(order.slices))
+                if sharing is None or not traits_of(order.request.mode).is_time_sliced:
+                    continue
+                wanted = TimeSlice(sharing.time_slice)
+                for uuid in order.devices:
+                    if wanted != self._usual_time_slice(uuid):
+                        await asyncio.to_thread(self._set_time_slice, uuid, wanted)
+        except AllotError:
+            with contextlib.suppress(AllotError):  # the first error is the one to report
+                await self._tenants.release_claim(PodUid(claim.uid))
+            raise
+
+    async def _unslice_time(self, uid: str) -> None:
+        """Set back what `_slice_time` set: before the share ends, so that a crash repeats it."""
+        for share in self._tenants.shares:
+            is_its = share.owner is not None and share.owner.is_claim and share.owner.uid == uid
+            if not is_its or not traits_of(share.mode).is_time_sliced:
+                continue
+            for device in share.devices:
+                usual = self._usual_time_slice(device.uuid)
+                try:
+                    await asyncio.to_thread(self._set_time_slice, device.uuid, usual)
+                except (
+                    AllotError
+                ) as error:  # the GPU may be lost: the claim has to end all the same
+                    _log.warning(error.message, hint=error.hint)
+
+    def _usual_time_slice(self, uuid: str) -> TimeSlice:
+        """Return a GPU's time slice by the node's configuration."""
+        return TimeSlice(self._state.offer.time_slices.get(uuid, TimeSlice.DEFAULT))
+
     async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
         try:
+            await self._unslice_time(asked.uid)
             await self._tenants.release_claim(PodUid(asked.uid))
         except AllotError as error:
             return dra.NodeUnprepareResourceResponse(error=error.one_line())
@@ -302,11 +367,14 @@ class ResourceDriver:
                 f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
                 hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
             )
-        parts = [(each, known[each.device].part) for each in group]
+        amounts = claim.capacities.get(request, frozenset())
+        parts = [(each, known[each.device].part_for(amounts)) for each in group]
+        is_slice = any(part.slice is not None for _, part in parts)
         wanted = request_for(
             parts,
-            [each for each in claim.parameters if each.are_for(request)],
-            asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
+            [each for each in claim.parameters_of(request) if not is_nvidias(each)],
+            asks_compute=COMPUTE_CAPACITY in amounts,
+            sharing=_sharing(claim, request, is_slice=is_slice),
         )
         uuids = tuple(part.uuid for _, part in parts)
         mark = hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()
@@ -318,7 +386,7 @@ class ResourceDriver:
                 pod=claim.name,
                 container=request,
                 kind=ContainerKind.REGULAR,
-                resource=DRIVER,
+                resource=self._driver,
                 is_claim=True,
             ),
             request=wanted,
@@ -327,6 +395,11 @@ class ResourceDriver:
             candidates=uuids,
             injection=Injection.CDI,
         )
+
+
+def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimSharing | None:
+    """Return how a request's device is shared, by NVIDIA's parameters. Raises `UsageError`."""
+    return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
 
 
 def _answered(claim: ResourceClaim, shares: Mapping[str, Share]) -> list[dra.Device]:

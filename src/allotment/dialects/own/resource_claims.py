@@ -15,6 +15,7 @@ The fields are those of a pod's `allotment.dev/...` annotations, with the same v
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Final
 
 import msgspec
@@ -29,6 +30,7 @@ from allotment.dialects.own.annotations import (
 )
 from allotment.dialects.own.protocol import (
     ANY_MEMORY,
+    ComputeWish,
     PodAnnotations,
     in_modes,
     suiting,
@@ -38,7 +40,7 @@ from allotment.model.compute import WHOLE, Compute, revised
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import format_bytes, format_percent, meant
 from allotment.model.mig import MigPlace
-from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, traits_of
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request, whole_devices
 
@@ -98,11 +100,28 @@ class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
     slice: MigPlace | None = None
 
 
+class ClaimSharing(msgspec.Struct, frozen=True, kw_only=True):
+    """How the programs of one claim share its GPU, by another driver's parameters."""
+
+    where: str
+    """For errors: `spec.devices.config[0].opaque.parameters.sharing`."""
+    mode: str
+    """Of a whole GPU."""
+    time_slice: str = "default"
+    """The driver's time slice, in mode `timeslice`."""
+    ceiling: int = WHOLE
+    memory_bytes: int | None = None
+    """None: all that the device has."""
+    memory_by_device: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """By UUID, or by the place among the devices; it goes before `memory_bytes`."""
+
+
 def request_for(
     devices: Sequence[tuple[AllocatedDevice, DevicePart]],
     parameters: Iterable[Parameters],
     *,
     asks_compute: bool,
+    sharing: ClaimSharing | None = None,
 ) -> Request:
     """Return the request for all devices of one claim's request.
 
@@ -115,10 +134,17 @@ def request_for(
     for each in parameters:
         where = each.where
         wishes = _read(wishes, each)
+    if sharing is not None and where:
+        raise UsageError(
+            f"{sharing.where} is beside {where}: both say how a device is shared",
+            hint="leave one of them out",
+        )
     parts = [part for _, part in devices]
     count = len(parts)
     if all(part.is_whole for part in parts):
         _check_is_undivided(wishes, EXCLUSIVE, where)
+        if sharing is not None:
+            return _shared_wholly(parts, sharing)
         return whole_devices(count, mode=EXCLUSIVE)
     if profiles := {part.slice.profile for part in parts if part.slice is not None}:
         _check_is_undivided(wishes, MIG, where)
@@ -130,7 +156,53 @@ def request_for(
             hint="claim each in a request of its own, or select one type:"
             f" device.attributes['{DRIVER}'].type == 'share'",
         )
+    if sharing is not None:
+        wishes, where = _as_wishes(parts, sharing), sharing.where
     return _of_parts([each for each, _ in devices], wishes, where, asks_compute=asks_compute)
+
+
+def _shared_wholly(parts: Sequence[DevicePart], sharing: ClaimSharing) -> Request:
+    """Return the request for whole GPUs that the programs of a claim share."""
+    if not traits_of(sharing.mode).needs_daemon:
+        return whole_devices(len(parts), mode=sharing.mode)
+    memory = _limit(parts, sharing) or MemoryAmount("100%", part=Fraction(1))
+    compute = revised(Compute(), compute=Compute(0, sharing.ceiling))
+    request = Request(memory, count=len(parts), compute=compute, mode=MPS)
+    if problem := unsuited(request, MPS):
+        raise UsageError(
+            f"{sharing.where}: mode {MPS}: {problem}", hint="claim each GPU in a request of its own"
+        )
+    return request
+
+
+def _as_wishes(parts: Sequence[DevicePart], sharing: ClaimSharing) -> PodAnnotations:
+    """Return what a sharing means for parts of GPUs, which others share, too."""
+    if traits_of(sharing.mode).needs_daemon:
+        text = f":{format_percent(sharing.ceiling)}"
+        compute = ComputeWish(text, Compute(0, sharing.ceiling))
+        return PodAnnotations(modes=(MPS,), memory=_limit(parts, sharing), compute=compute)
+    if sharing.time_slice != "default":
+        raise UsageError(
+            f"{sharing.where}: a time slice of its own has no effect on a part of a GPU, whose"
+            " programs take turns by their shares of compute",
+            hint="leave the interval out, or claim the whole GPU: name no amount of memory",
+        )
+    return PodAnnotations()
+
+
+def _limit(parts: Sequence[DevicePart], sharing: ClaimSharing) -> MemoryAmount | None:
+    """Return the limit on each device; None: none."""
+    size = sharing.memory_bytes
+    uuids = [part.uuid for part in parts]
+    places = {**{str(place): uuid for place, uuid in enumerate(uuids)}, **{u: u for u in uuids}}
+    for key, limit in sharing.memory_by_device.items():
+        if key not in places:
+            raise UsageError(
+                f"{sharing.where}: a memory limit is for device {key!r}, which is not the claim's",
+                hint=f"write the limit for {' or '.join(map(repr, places))}",
+            )
+        size = limit
+    return None if size is None else MemoryAmount(format_bytes(size), size_bytes=size)
 
 
 def read_parameters(parameters: Parameters) -> PodAnnotations:
@@ -208,6 +280,15 @@ def _of_parts(
             hint="claim each in a request of its own",
         )
     ((size, percent),) = amounts
+    if wishes.memory is not None:
+        limit = wishes.memory.of(size)
+        if limit > size:
+            raise UsageError(
+                f"{where}: the memory limit {wishes.memory} is more than the"
+                f" {format_bytes(size)} that are claimed",
+                hint="raise capacity.requests.memory, or lower the limit",
+            )
+        size = limit
     request = Request(
         MemoryAmount(format_bytes(size), size_bytes=size),
         count=len(devices),

@@ -74,6 +74,8 @@ def test_a_file_of_nvidias_is_understood() -> None:
         ("plugin: {}", "$.plugin", "unknown key", "`plugin` belongs under `flags`"),
         ("sharing: {timeSlicing: {replicas: 4}}", "$.sharing", "", "sharing.timeSlicing.resources"),
         ("allotment: {device: []}", "$.allotment.device", "", "did you mean `devices`?"),
+        ("allotment: {dra: {driverName: gpu}}", "$.allotment.dra.driverName", "none of", ""),
+        ("allotment: {dra: {driver: x}}", "$.allotment.dra.driver", "unknown key", "driverName"),
         ("allotment: {x: 1}", "$.allotment.x", "", "valid keys: devices, sharesPerDevice"),
         ("apiVersion: v1\nkind: ConfigMap", "$.apiVersion", "", "its `data` has"),
         ("version: v2\nnew: 1", "$.version", "unknown version: v2", "version: v1"),

@@ -15,6 +15,7 @@ from mig_profiles import profiles as profiles_of
 
 from allotment.agent.dra.devices import TAKEN, UNUSABLE, GpuState, Pool, pool_of
 from allotment.agent.mig.state import CutGpu
+from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.model.clusters import TakenPart
 from allotment.model.mig import MigHold, MigPlace, MigSlice
 
@@ -158,3 +159,63 @@ def test_gpus_with_like_uuids_have_names_of_their_own() -> None:
     pool = pool_of([GpuState(device=each) for each in gpus], None)
     assert len(pool.devices) == 6
     assert {each.part.uuid for each in pool.devices.values()} == {each.uuid for each in gpus}
+
+
+# ---- in the place of NVIDIA's driver -------------------------------------------------------------
+
+
+def test_nvidias_type_is_for_parts_and_for_the_whole() -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, cut=cut())], None, is_nvidias=True)
+    name = named(device.uuid)
+    types = {each.document["attributes"]["type"]["string"] for each in pool.devices.values()}
+    assert types == {"gpu", "mig"}
+    (only,) = (each for each in pool.devices.values() if each.part.slice is None)
+    assert (only.name, only.document["allowMultipleAllocations"]) == (name, True)
+    memory = only.document["capacity"]["memory"]
+    assert memory["requestPolicy"]["default"] == memory["value"], "without an amount it is all"
+    assert only.part_for([]).is_whole
+    assert not only.part_for(["memory"]).is_whole
+    assert not only.part_for(["compute"]).is_whole
+
+
+def test_what_a_claim_does_not_name_takes_nothing_of_the_multiprocessors() -> None:
+    """The API: a capacity without a policy is consumed in full by each claim."""
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device)], None, is_nvidias=True)
+    (only,) = pool.devices.values()
+    policies = {key: each.get("requestPolicy") for key, each in only.document["capacity"].items()}
+    assert all(policies.values())
+    assert policies["multiprocessors"]["default"] == "0"
+
+
+def test_in_nvidias_place_a_gpu_with_other_shares_keeps_its_size_and_takes_no_claim() -> None:
+    device = gpu(0)
+    free = pool_of([GpuState(device=device)], None, is_nvidias=True)
+    taken = TakenPart(4 * GI, 3000, 1, "soft")
+    pool = pool_of([GpuState(device=device, taken=taken)], None, is_nvidias=True)
+    name = named(device.uuid)
+    assert taints(pool, name) == [TAKEN]
+    assert pool.devices[name].document["capacity"] == free.devices[name].document["capacity"]
+
+
+def test_attributes_have_the_names_of_nvidias_driver() -> None:
+    device = gpu(0)
+    facts = DeviceFacts(
+        uuid=device.uuid, name=device.name, memory_mib=1, brand="Nvidia", pcie_root="pci0000:3a"
+    )
+    node = NodeFacts(driver_version="580.95.05", cuda_version=(13, 0))
+    for is_nvidias in (False, True):
+        state = GpuState(device=device, facts=facts, cut=cut())
+        pool = pool_of([state], node, is_nvidias=is_nvidias)
+        found = pool.devices[named(device.uuid)].document["attributes"]
+        assert found["brand"] == {"string": "Nvidia"}
+        assert found["architecture"] == {"string": "Ampere"}
+        assert found["driverVersion"] == {"version": "580.95.5"}
+        assert found["cudaDriverVersion"] == {"version": "13.0.0"}
+        assert found["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
+    unknown = pool_of([GpuState(device=device)], None)
+    assert (
+        not {"brand", "resource.kubernetes.io/pcieRoot"}
+        & unknown.devices[named(device.uuid)].document["attributes"].keys()
+    )

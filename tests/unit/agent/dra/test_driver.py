@@ -27,8 +27,14 @@ from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 from allotment.agent.node_state import NodeState
 from allotment.devices.facts import NodeFacts
+from allotment.devices.timeslices import TimeSlice
 from allotment.kube.clients import HttpRequest
-from allotment.model.errors import BusyError, DoesNotFitError
+from allotment.model.errors import (
+    BusyError,
+    DoesNotFitError,
+    NoDevicesError,
+    PrerequisiteError,
+)
 from allotment.model.pods import PodUid
 from allotment.model.shares import Injection, Share, ShareDevice
 from allotment.shares.placing import ShareOrder
@@ -43,13 +49,14 @@ class Shares:
     def __init__(self) -> None:
         self.orders: list[ShareOrder] = []
         self.released: list[str] = []
+        self.shares: tuple[Share, ...] = ()
         self.refusal: Exception | None = None
 
     async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
         if self.refusal is not None:
             raise self.refusal
         self.orders += orders
-        return tuple(
+        self.shares = tuple(
             Share(
                 id=order.id,
                 name=str(order.owner),
@@ -61,6 +68,7 @@ class Shares:
             )
             for order in orders
         )
+        return self.shares
 
     async def release_claim(self, uid: PodUid) -> None:
         self.released.append(uid)
@@ -98,7 +106,9 @@ def folder() -> Iterator[Path]:
 class Scene:
     """A driver that serves, and a kubelet's channel to it."""
 
-    def __init__(self, folder: Path, found: dict[str, Any] | None) -> None:
+    def __init__(self, folder: Path, found: dict[str, Any] | None, driver: str = DRIVER) -> None:
+        self.sliced: list[tuple[str, str]] = []
+        self.slicing_fails = False
         self.shares = Shares()
         self.reports = ReportsTwin()
         self.claim = found
@@ -106,15 +116,22 @@ class Scene:
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
         self.driver = ResourceDriver(
             api_of(self._answer),
+            driver=driver,
             node=OwnNodeTwin(),  # type: ignore[arg-type]
             name="n1",
             state=self.state,
             tenants=self.shares,  # type: ignore[arg-type]
             reports=self.reports,
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
+            set_time_slice=self._slice_time,
             kubelet=folder,
         )
         self.channel: grpc.aio.Channel
+
+    def _slice_time(self, uuid: str, length: TimeSlice) -> None:
+        if self.slicing_fails:
+            raise PrerequisiteError("nvidia-smi is missing")
+        self.sliced.append((uuid, str(length)))
 
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
@@ -137,8 +154,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(folder: Path, found: dict[str, Any] | None = None) -> AsyncIterator[Scene]:
-    scene = Scene(folder, found)
+async def serving(
+    folder: Path, found: dict[str, Any] | None = None, driver: str = DRIVER
+) -> AsyncIterator[Scene]:
+    scene = Scene(folder, found, driver)
     task = asyncio.create_task(scene.driver.run())
     try:
         async with asyncio.timeout(20):
@@ -290,6 +309,97 @@ def test_a_folder_that_cannot_have_sockets_is_told(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             await until(lambda: scene.reports.reasons("node") == ["ClaimsNotServed"])
         assert not task.done(), "the rest of the agent goes on"
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+
+
+# ---- in the place of NVIDIA's driver -------------------------------------------------------------
+
+NVIDIAS = "gpu.nvidia.com"
+
+
+def nvidias(strategy: str = "TimeSlicing", *, named: bool = False, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A claim of NVIDIA's class with a GpuConfig."""
+    capacity = {"capacity": {"requests": {"memory": "4Gi"}}} if named else {}
+    found = claim(
+        result(driver=NVIDIAS),
+        requests=[{"name": "gpu", "exactly": {"deviceClassName": NVIDIAS, **capacity}}],
+    )
+    parameters = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "GpuConfig",
+        "sharing": {"strategy": strategy, **more},
+    }
+    config = [{"source": "FromClaim", "opaque": {"driver": NVIDIAS, "parameters": parameters}}]
+    found["status"]["allocation"]["devices"]["config"] = config
+    return found
+
+
+def test_a_claim_that_names_no_amount_has_the_whole_gpu(folder: Path) -> None:
+    async def story() -> None:
+        found = nvidias()
+        del found["status"]["allocation"]["devices"]["config"]
+        async with serving(folder, found, NVIDIAS) as scene:
+            assert (await scene.prepare()).error == ""
+            (order,) = scene.shares.orders
+            assert order.request.mode == "exclusive"
+            assert order.owner is not None
+            assert order.owner.resource == NVIDIAS
+            scene.claim = nvidias(named=True)
+            assert (await scene.prepare()).error == ""
+            assert scene.shares.orders[-1].request.mode == "soft"
+            assert scene.shares.orders[-1].request.memory.size_bytes == 4 << 30
+
+    asyncio.run(story())
+
+
+def test_a_time_slice_is_set_for_the_claim_and_set_back(folder: Path) -> None:
+    async def story() -> None:
+        long = nvidias(timeSlicingConfig={"interval": "Long"})
+        async with serving(folder, long, NVIDIAS) as scene:
+            assert (await scene.prepare()).error == ""
+            assert scene.shares.orders[0].request.mode == "timeslice"
+            assert scene.sliced == [(DEVICE.uuid, "long")]
+            method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+            asked = dra.Claim(namespace="default", name="mine", uid="u1")
+            await scene.call(method, dra.NodeUnprepareResourcesRequest(claims=[asked]))
+            assert scene.sliced[1:] == [(DEVICE.uuid, "default")]
+            assert scene.shares.released == ["u1"]
+
+    asyncio.run(story())
+
+
+def test_a_claim_whose_time_slice_cannot_be_set_has_no_share(folder: Path) -> None:
+    async def story() -> None:
+        long = nvidias(timeSlicingConfig={"interval": "Long"})
+        async with serving(folder, long, NVIDIAS) as scene:
+            scene.slicing_fails = True
+            assert "nvidia-smi is missing" in (await scene.prepare()).error
+            assert scene.shares.released == ["u1"]
+
+    asyncio.run(story())
+
+
+def test_facts_that_are_being_read_are_read_again(folder: Path) -> None:
+    async def story() -> None:
+        scene = Scene(folder, None)
+        asked = 0
+
+        def facts() -> NodeFacts:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise NoDevicesError("NVML has not answered")
+            return NodeFacts(driver_version="580.95.05", cuda_version=(13, 0))
+
+        scene.driver._facts = facts  # noqa: SLF001 - the reader of the node
+        task = asyncio.create_task(scene.driver.run())
+        async with asyncio.timeout(20):
+            await until(lambda: list((folder / "plugins_registry").glob("*-reg.sock")))
+        assert asked == 2
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claims of NVIDIA's documentation, served in the place of NVIDIA's DRA driver."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from claims import API, DRIVER, NVIDIAS, claim, claiming, install_classes, published
+from stories import (
+    GIB,
+    NVIDIA,
+    SOFT,
+    NodeAgent,
+    burn_and_stay,
+    burnt,
+    node_agent,
+)
+from test_dynamic_mig import MACHINE, SMALL, SMALL_BYTES
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+from testbed.waiting import tail, wait_until
+
+NAMED = "  dra:\n    driverName: gpu.nvidia.com\n"
+IN_PLACE = SOFT + NAMED
+WITH_SLICES = f"""\
+version: v1
+allotment:
+  devices:
+    - modes: [soft, mig]
+      mig:
+        keep: 0s
+{NAMED}"""
+LARGE = 70 * GIB
+TIME_SLICES = """\
+import json, struct, sys
+from pathlib import Path
+from allotment.devices import layout
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
+path = machine_path(Path("/run/allotment"), sys.argv[1])
+data = path.read_bytes()
+at, own = layout.MACHINE_FIELDS["gpus"][0], layout.GPU_FIELDS["timeslice_us"][0]
+facts = read_machine(path)
+print(json.dumps({
+    device.uuid: struct.unpack_from("<I", data, at + number * layout.GPU_SIZE + own)[0]
+    or facts.timeslice_us
+    for number, device in enumerate(facts.devices)
+}))
+"""
+
+
+def gpu(name: str = "gpu", **exactly: Any) -> Json:  # noqa: ANN401
+    return {"name": name, "exactly": {"deviceClassName": NVIDIAS, **exactly}}
+
+
+def gpu_config(strategy: str, **fields: Any) -> Json:  # noqa: ANN401
+    return {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "GpuConfig",
+        "sharing": {"strategy": strategy, **fields},
+    }
+
+
+def time_slices(node: NodeAgent) -> dict[str, int]:
+    """The length of each GPU's turns, in microseconds."""
+    said = node.cluster.node.run([sys.executable, "-c", TIME_SLICES, node.simulated]).stdout
+    found: dict[str, int] = json.loads(said)
+    return found
+
+
+def ask(pods: Pods, name: str, *requests: Json, config: Json | None = None) -> None:
+    claim(pods, name, *requests, config=() if config is None else [config], driver=NVIDIAS)
+
+
+def test_slices_have_nvidias_class_and_profiles(cluster: Cluster, pods: Pods) -> None:
+    install_classes(cluster, NVIDIAS)
+    with node_agent(cluster, WITH_SLICES, simulated=MACHINE) as agent:
+        wait_until(
+            lambda: any("-mig-" in each["name"] for each in published(cluster, NVIDIAS)),
+            "places for slices",
+            explain=lambda: tail(cluster.log("agent")),
+        )
+        profile = f"device.attributes['{NVIDIAS}'].profile == '{SMALL}'"
+        requests = [
+            {
+                "name": name,
+                "exactly": {
+                    "deviceClassName": "mig.nvidia.com",
+                    "selectors": [{"cel": {"expression": profile}}],
+                },
+            }
+            for name in ("mig-0", "mig-1")
+        ]
+        same = [{"requests": [], "matchAttribute": f"{NVIDIAS}/parentUUID"}]
+        cluster.api.post(
+            f"{API}/namespaces/{pods.namespace}/resourceclaims",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": "slices"},
+                "spec": {"devices": {"requests": requests, "constraints": same}},
+            },
+        )
+        asking = [
+            {
+                **container(burn_and_stay("1Gi"), name=name),
+                "resources": {"claims": [{"name": "mine", "request": name}]},
+            }
+            for name in ("mig-0", "mig-1")
+        ]
+        claims = [{"name": "mine", "resourceClaimName": "slices"}]
+        pods.create(pod("slices", *asking, resourceClaims=claims))
+        found = [burnt(pods, "slices", name) for name in ("mig-0", "mig-1")]
+        assert [each.total_bytes for each in found] == [SMALL_BYTES, SMALL_BYTES]
+        assert {each.devices[0].profile for each in agent.shares()} == {SMALL}
+        pods.delete()
+        wait_until(lambda: not agent.shares(), "end of the shares")
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Two GPUs of 80 GiB, and NVIDIA's classes."""
+    install_classes(cluster, NVIDIAS)
+    with node_agent(cluster, IN_PLACE) as agent:
+        wait_until(
+            lambda: published(cluster, NVIDIAS),
+            "slices",
+            explain=lambda: tail(cluster.log("agent")),
+        )
+        yield agent
+
+
+def test_devices_have_nvidias_types_and_attributes(node: NodeAgent) -> None:
+    devices = published(node.cluster, NVIDIAS)
+    assert {each["attributes"]["type"]["string"] for each in devices} == {"gpu"}
+    for each in devices:
+        found = {key: next(iter(value.values())) for key, value in each["attributes"].items()}
+        assert found["uuid"] in node.gpus()
+        assert found["productName"] == "NVIDIA A100-SXM4-80GB"
+        assert (found["brand"], found["architecture"]) == ("Nvidia", "Ampere")
+        assert found["cudaComputeCapability"] == "8.0.0"
+        assert {"driverVersion", "cudaDriverVersion"} <= found.keys()
+
+
+def test_two_pods_have_a_gpu_each(node: NodeAgent, pods: Pods) -> None:
+    selectors = [
+        {
+            "cel": {
+                "expression": f"device.attributes['{NVIDIAS}'].productName.lowerAscii()"
+                ".matches('^.*a100.*$')"
+            }
+        }
+    ]
+    for name in ("one", "two"):
+        ask(pods, name, gpu(selectors=selectors))
+        pods.create(claiming(name, burn_and_stay("1Gi"), name))
+    found = [burnt(pods, name) for name in ("one", "two")]
+    assert {each.uuid for each in found} == {*node.gpus()}
+    assert all(each.total_bytes > LARGE for each in found)
+    assert {each.mode for each in node.shares()} == {"exclusive"}
+
+
+def test_two_containers_and_two_pods_share_the_gpu_of_a_claim(node: NodeAgent, pods: Pods) -> None:
+    ask(pods, "shared", gpu())
+    asking = [
+        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
+        for name in ("ctr0", "ctr1")
+    ]
+    claims = [{"name": "mine", "resourceClaimName": "shared"}]
+    pods.create(pod("pair", *asking, resourceClaims=claims))
+    pods.create(claiming("other", burn_and_stay("1Gi"), "shared"))
+    found = [
+        burnt(pods, "pair", "ctr0"),
+        burnt(pods, "pair", "ctr1"),
+        burnt(pods, "other"),
+    ]
+    assert len({each.uuid for each in found}) == 1
+    (only,) = node.shares()
+    assert only.owner is not None
+    assert (only.owner.pod, only.owner.container) == ("shared", "gpu")
+
+
+def test_a_time_slice_lasts_as_long_as_its_claim(node: NodeAgent, pods: Pods) -> None:
+    ask(
+        pods,
+        "slow",
+        gpu(),
+        config=gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Long"}),
+    )
+    pods.create(claiming("slow", burn_and_stay("1Gi"), "slow"))
+    assert burnt(pods, "slow").total_bytes > LARGE
+    (only,) = node.shares()
+    assert only.mode == "timeslice"
+    lengths = time_slices(node)
+    assert lengths[only.devices[0].uuid] == max(lengths.values()) > min(lengths.values())
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the share")
+    assert len({*time_slices(node).values()}) == 1
+
+
+def test_mps_has_the_limits_of_its_parameters(node: NodeAgent, pods: Pods) -> None:
+    limits = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+    ask(pods, "mps", gpu(), config=gpu_config("MPS", mpsConfig=limits))
+    asking = [
+        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
+        for name in ("ctr0", "ctr1")
+    ]
+    pods.create(pod("mps", *asking, resourceClaims=[{"name": "mine", "resourceClaimName": "mps"}]))
+    for name in ("ctr0", "ctr1"):
+        said = burnt(pods, "mps", name)
+        assert (said.total_bytes, said.errors) == (10 * GIB, ())
+    (only,) = node.shares()
+    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
+
+
+def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> None:
+    wrong = gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Longest"})
+    ask(pods, "wrong", gpu(), config=wrong)
+    pods.create(claiming("wrong", burn_and_stay("1Gi"), "wrong"))
+    event = pods.wait_event("wrong", reason="FailedPrepareDynamicResources")
+    assert "parameters.sharing.timeSlicingConfig.interval: unknown" in event["message"]
+    assert not node.shares()
+
+
+def test_parts_of_memory_share_a_gpu_and_are_enforced(node: NodeAgent, pods: Pods) -> None:
+    for name in ("a", "b"):
+        ask(pods, name, gpu(capacity={"requests": {"memory": "4Gi"}}))
+        pods.create(claiming(name, burn_and_stay("1Gi"), name))
+    found = [burnt(pods, name) for name in ("a", "b")]
+    assert [each.total_bytes for each in found] == [4 * GIB, 4 * GIB]
+    assert len({each.uuid for each in found}) == 1
+    assert {each.mode for each in node.shares()} == {"soft"}
+    ask(pods, "whole", gpu())
+    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
+    assert burnt(pods, "whole").uuid != found[0].uuid
+
+
+def test_an_extended_resource_needs_no_plugin(node: NodeAgent, pods: Pods) -> None:
+    """The kube-scheduler makes the claim for `nvidia.com/gpu: 1` (DRAExtendedResource)."""
+    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits={NVIDIA: "1"})))
+    assert burnt(pods, "plain").total_bytes > LARGE
+    (only,) = node.shares()
+    assert only.owner is not None
+    assert (only.owner.is_claim, only.owner.resource, only.mode) == (True, NVIDIAS, "exclusive")
+
+
+def test_another_name_takes_no_claim_from_its_pod(node: NodeAgent, pods: Pods) -> None:
+    """The former driver serves its claims until they end."""
+    ask(pods, "old", gpu(capacity={"requests": {"memory": "4Gi"}}))
+    pods.create(claiming("old", burn_and_stay("1Gi"), "old"))
+    burnt(pods, "old")
+    node.configure(SOFT)
+    wait_until(lambda: published(node.cluster), "slices of the other name", explain=node.explain)
+    wait_until(lambda: not published(node.cluster, NVIDIAS), "no slices", explain=node.explain)
+    assert len(node.shares()) == 1
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the share", explain=node.explain)
+    node.configure(IN_PLACE)
+    wait_until(lambda: published(node.cluster, NVIDIAS), "slices again", explain=node.explain)
+    wait_until(lambda: not published(node.cluster, DRIVER), "no slices", explain=node.explain)
