@@ -136,8 +136,14 @@ def request_for(
 
 
 def read_parameters(parameters: Parameters) -> PodAnnotations:
-    """Read opaque parameters. Raises `UsageError`, which names the path."""
+    """Read opaque parameters. Raises `UsageError`, which names the path of each problem."""
     return _read(PodAnnotations(), parameters)
+
+
+def in_one(errors: Sequence[UsageError]) -> UsageError:
+    """Return one error with the messages of several, and each of their hints once."""
+    hints = dict.fromkeys(each.hint for each in errors if each.hint)
+    return UsageError("\n".join(each.message for each in errors), hint="; ".join(hints) or None)
 
 
 def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
@@ -149,19 +155,21 @@ def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
         raise UsageError(
             f"{where} has apiVersion {found[0]!r} and kind {found[1]!r}", hint=_EXAMPLE
         )
+    problems = []
     for name, value in content.items():
         if name in {"apiVersion", "kind"}:
             continue
         path = f"{where}.{name}"
         if name not in _KEYS:
-            raise UsageError(
-                f"{path} is unknown{meant(str(name), _KEYS)}",
-                hint=f"the fields are: {', '.join(_KEYS)}",
-            )
+            text, hint = f"{path} is unknown{meant(str(name), _KEYS)}", ", ".join(_KEYS)
+            problems.append(UsageError(text, hint=f"the fields are: {hint}"))
+            continue
         try:
             wishes = read_value(wishes, _KEYS[name], _text(value))
         except UsageError as error:
-            raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+            problems.append(UsageError(f"{path}: {error.message}", hint=error.hint))
+    if problems:
+        raise in_one(problems)
     return wishes
 
 
