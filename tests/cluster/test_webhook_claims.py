@@ -67,9 +67,9 @@ def test_wrong_parameters_are_refused_when_they_are_written(control_plane: Clust
             api.patch(f"{path}/tuned.example.com", {"spec": wrong["spec"]})
         api.patch(f"{path}/tuned.example.com", {"metadata": {"labels": {"a": "b"}}})
     # It fails open: the agent reads the same again, when a pod starts.
-    path, _, wrong = objects(WRONG)["ResourceClaim"]
-    wrong["metadata"]["name"] = "unchecked"
-    assert tried(api, path, wrong) == ""
+    for path, _, wrong in objects(WRONG).values():
+        wrong["metadata"]["name"] = "unchecked"
+        assert tried(api, path, wrong) == ""
     api.post(path, wrong)
     with webhook(control_plane):
         label = {"metadata": {"labels": {"a": "b"}}}

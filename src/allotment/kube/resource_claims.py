@@ -145,9 +145,7 @@ async def read_claim(
             if each.driver == driver
         ),
         parameters=tuple(
-            _parameters(
-                allocation.devices.config, where="status.allocation.devices", driver=driver
-            )
+            _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
         capacities=_capacities(found.spec),
     )
@@ -188,7 +186,9 @@ class _Named(_Written):
 _NAMED = msgspec.json.Decoder(_Named)
 
 
-def written_parameters(content: bytes | msgspec.Raw, *, driver: str) -> tuple[str, list[Parameters]]:
+def written_parameters(
+    content: bytes | msgspec.Raw, *, driver: str
+) -> tuple[str, list[Parameters]]:
     """Return an object's name, and the parameters for a driver as its author wrote them.
 
     Of a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. Raises `UsageError`.

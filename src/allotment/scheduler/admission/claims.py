@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook of claims: refuses wrong parameters when they are written, not when a pod starts.
 
-It reads them as the node's agent does, which reads them again: this webhook fails open. What only an
-allocation shows, such as the type of the device, is left to the agent.
+It reads them as the node's agent does, which reads them again: this webhook fails open. What only
+an allocation shows, such as the type of the device, is left to the agent.
 """
 
 from typing import Final

@@ -142,9 +142,7 @@ def _configuration(keys: Keys, its: Installation) -> Document:
         "matchConditions": [_condition(CONDITION, webhook_condition(keys))],
     }
     of_claims = {
-        "rules": [
-            _rule("CREATE", "UPDATE", group=claims.GROUP, resources=claims.KINDS, scope="*")
-        ],
+        "rules": [_rule("CREATE", "UPDATE", group=claims.GROUP, resources=claims.KINDS, scope="*")],
         "failurePolicy": "Ignore",
         "matchConditions": [_condition(CONDITION, claims.CONDITION)],
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reviews of claims, their templates and classes: wrong parameters are refused, with their paths."""
+"""Reviews of claims, their templates and classes: wrong parameters are refused by their paths."""
 
 from __future__ import annotations
 
