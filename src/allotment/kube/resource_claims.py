@@ -396,13 +396,14 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 },
                 asked=f"create ResourceSlice {name}",
             )
-        self._written[name] = content, _content(msgspec.json.decode(answer, type=_Slice).spec)
+        self._written[name] = content, _content(_SLICE.decode(answer).spec)
 
     def _name(self, number: int) -> str:
         return f"{self._node}-{self._driver}-{number:02d}"
 
 
 _ANY = msgspec.json.Decoder(dict[str, Any])
+_SLICE = msgspec.json.Decoder(_Slice)
 _FIXED: Final = {"driver", "nodeName", "pool"}
 
 

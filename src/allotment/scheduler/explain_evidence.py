@@ -216,7 +216,7 @@ class Obstacles(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePart:
+class PlacedPart:
     """A container's part of one device."""
 
     placed: PlacedDevice
@@ -234,7 +234,7 @@ class ContainerSummary:
     """Its request as text."""
     mode: str
     """Its mode; without devices, its preferred mode."""
-    parts: tuple[DevicePart, ...] = ()
+    parts: tuple[PlacedPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
+    SHARED_MODES,
     DevicePart,
 )
 from allotment.kube.nodes import format_quantity
@@ -145,7 +146,7 @@ def _devices(
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // 100)
     unusable = _taints(UNUSABLE, gpu.problem)
     taken = unusable or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
-    is_undivided = not gpu.taken.shares or gpu.taken.mode in {"soft", "mps"}
+    is_undivided = not gpu.taken.shares or gpu.taken.mode in SHARED_MODES
     if memory and compute:
         yield PoolDevice(
             name=name,

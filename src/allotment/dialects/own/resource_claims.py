@@ -48,7 +48,7 @@ MEMORY_CAPACITY: Final = "memory"
 COMPUTE_CAPACITY: Final = "compute"
 """Percent of a GPU's time."""
 
-_SHARED_MODES: Final = (SOFT, MPS)
+SHARED_MODES: Final = (SOFT, MPS)
 _KEYS: Final = {
     "mode": MODE,
     "compute": COMPUTE,
@@ -225,11 +225,11 @@ def _of_parts(
         floor=0 if asks_compute else percent * _PERCENT,
         may_oversubscribe=bool(wishes.may_oversubscribe),
     )
-    modes = wishes.modes or (suiting(request, _SHARED_MODES) or (SOFT,))[:1]
+    modes = wishes.modes or (suiting(request, SHARED_MODES) or (SOFT,))[:1]
     for mode in modes:
-        if mode not in _SHARED_MODES:
+        if mode not in SHARED_MODES:
             raise UsageError(
-                f"{where}.mode: a part of a GPU has mode {' or '.join(_SHARED_MODES)}, not {mode}",
+                f"{where}.mode: a part of a GPU has mode {' or '.join(SHARED_MODES)}, not {mode}",
                 hint="claim gpu.allotment.dev for a whole GPU, mig.allotment.dev for a slice",
             )
         if problem := unsuited(request, mode):
