@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from allotment.agent.dra.devices import DEFAULT_COMPUTE
 from allotment.devices.models import MODELS
 from allotment.ledger import layout, lease_layout
 from allotment.model.devices import MPS_CLIENTS
@@ -33,6 +34,7 @@ def dependencies() -> int:
 
 
 FACTS: Mapping[str, Callable[[], object]] = {
+    "claims.compute": lambda: DEFAULT_COMPUTE,
     "dependencies": dependencies,
     # One seat is that of programs without a share.
     "device.shares": lambda: lease_layout.SEAT_UNBOOKED,

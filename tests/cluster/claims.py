@@ -43,16 +43,19 @@ def claim(
     driver: str = DRIVER,
 ) -> None:
     """Makes a claim with these requests."""
+    path = f"{API}/namespaces/{pods.namespace}/resourceclaims"
+    pods.cluster.api.post(path, written(name, *requests, config=config, driver=driver))
+
+
+def written(name: str, *requests: Json, config: Sequence[Json] = (), driver: str = DRIVER) -> Json:
+    """A claim with these requests and parameters."""
     parameters = [{"opaque": {"driver": driver, "parameters": each}} for each in config]
-    pods.cluster.api.post(
-        f"{API}/namespaces/{pods.namespace}/resourceclaims",
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {"name": name},
-            "spec": {"devices": {"requests": list(requests), "config": parameters}},
-        },
-    )
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": list(requests), "config": parameters}},
+    }
 
 
 def share(name: str = "gpu", *, count: int = 1, **capacity: str) -> Json:

@@ -67,10 +67,16 @@ def apply_text(cluster: Cluster, text: str) -> None:
 
 
 def lead(cluster: Cluster, url: str) -> None:
-    """Tells the API server where the webhook is, instead of its Service."""
+    """Tells the API server where the webhook of pods is, and beside it that of claims."""
     # At one go: who keeps the certificates may write into it between a look and a change.
-    webhook = {"name": "pods.allotment.dev", "clientConfig": {"service": None, "url": url}}
-    cluster.api.patch(CONFIGURATION, {"webhooks": [webhook]}, kind="strategic")
+    webhooks = [
+        {
+            "name": f"{kind}.allotment.dev",
+            "clientConfig": {"service": None, "url": f"{url.removesuffix('pods')}{kind}"},
+        }
+        for kind in ("pods", "claims")
+    ]
+    cluster.api.patch(CONFIGURATION, {"webhooks": webhooks}, kind="strategic")
 
 
 def install(cluster: Cluster, *, webhook_port: int = WEBHOOK_PORT) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from claims import API, DRIVER, claim, claiming, install_classes, published, share
+from installing import ROOT
 from stories import (
     GIB,
     SOFT,
@@ -190,3 +191,35 @@ def test_programs_outside_of_claims_take_from_them(node: NodeAgent, pods: Pods) 
     claim(pods, "rest", share(memory="30Gi"))
     pods.create(claiming("rest", burn_and_stay("1Gi"), "rest"))
     assert burnt(pods, "rest").uuid != taken
+
+
+EXAMPLES = ROOT / "examples" / "claims"
+EXPECTED = {
+    "quarter": {"quarter": 20 * GIB},
+    "shared": {"first": 8 * GIB, "second": 8 * GIB},
+    "parameters": {"service": 8 * GIB},
+    "first-available": {"slice-or-part": 10 * GIB},
+}
+"""By example: the memory that each of its pods sees."""
+
+
+def test_the_examples_run_as_they_are(node: NodeAgent, pods: Pods) -> None:
+    def kubectl(*arguments: str) -> str:
+        return node.cluster.kubectl_run("--namespace", pods.namespace, *arguments)
+
+    for example, expected in EXPECTED.items():
+        kubectl("apply", "-f", str(EXAMPLES / f"{example}.yaml"))
+        for name, memory in expected.items():
+            assert burnt(pods, name, "train").total_bytes == memory, example
+            pods.wait_phase(name, "Succeeded")
+    kubectl("apply", "-f", str(EXAMPLES / "whole.yaml"))
+    assert burnt(pods, "whole", "train").total_bytes > 78 * GIB
+    for command in (
+        "get deviceclasses",
+        "get resourceslices",
+        "get resourceclaims",
+        "describe pod quarter",
+        "delete -f " + str(EXAMPLES / "quarter.yaml"),
+    ):
+        print(f"$ kubectl {command}\n{kubectl(*command.split())}")  # noqa: T201 - for the guide
+    wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)

@@ -159,9 +159,13 @@ class Clock:
 
 
 def keeper(
-    secret: SecretTwin, configuration: ConfigurationTwin | None, clock: Clock, **fields: str
+    secret: SecretTwin,
+    configuration: ConfigurationTwin | None,
+    clock: Clock,
+    *,
+    conditions: Mapping[str, str] | None = None,
 ) -> CertificateKeeper:
-    kept = KeepingSettings(names=NAMES, lives=LIVES, condition=fields.get("condition", ""))
+    kept = KeepingSettings(names=NAMES, lives=LIVES, conditions=conditions or {})
     return CertificateKeeper(secret, configuration, kept, clock=clock)
 
 

@@ -20,6 +20,7 @@ from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
 from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
+from allotment.scheduler.admission import claims
 from allotment.scheduler.admission.rules import IGNORE_LABELS
 from allotment.scheduler.admission.webhook import PATH
 from allotment.scheduler.running import EXTENDER_PORT
@@ -287,12 +288,15 @@ def test_the_scheduler_s_names_are_the_same_everywhere(
     ):
         assert selector.items() <= pods["metadata"]["labels"].items()
     assert service["ports"][0]["targetPort"] == "webhook" in ports
-    (webhook,) = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    webhook, of_claims = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"][
+        "webhooks"
+    ]
     client = webhook["clientConfig"]["service"]
     assert ("Service", client["name"]) in scheduling
     assert client["path"] == PATH
-    assert webhook["failurePolicy"] == "Fail"
-    assert webhook["sideEffects"] == "None"
+    assert of_claims["clientConfig"]["service"] == {**client, "path": claims.PATH}
+    assert [each["failurePolicy"] for each in (webhook, of_claims)] == ["Fail", "Ignore"]
+    assert {each["sideEffects"] for each in (webhook, of_claims)} == {"None"}
     for role in ("ClusterRoleBinding", "RoleBinding"):
         (subject,) = scheduling[role, "allotment-scheduler"]["subjects"]
         assert subject["name"] == "allotment-scheduler"
@@ -358,7 +362,7 @@ def test_doctor_in_the_agent_s_pod_may_read_all_policies(
 def test_both_look_away_from_the_same_namespaces(
     scheduling: dict[tuple[str, str], Document],
 ) -> None:
-    (webhook,) = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    webhook, _ = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
     policy = scheduling["ValidatingAdmissionPolicy", "allotment-translated"]["spec"]
     selector = webhook["namespaceSelector"]
     assert selector == policy["matchConstraints"]["namespaceSelector"]

@@ -37,9 +37,9 @@ from allotment.modes.mig.apply import GpuChange
 from allotment.placement.explain import RefusalGroup, refuse
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
-    DevicePart,
     Explanation,
     Obstacles,
+    PlacedPart,
     PodCondition,
     Standing,
 )
@@ -211,7 +211,7 @@ def burn_example() -> object:
 
 def explain_example() -> object:
     """What `allot explain pod` prints of a pod of which there is everything to say."""
-    part = DevicePart(PlacedDevice(UUID, 1, 2), NodeDevice(uuid=UUID, model="A100", memory_bytes=4))
+    part = PlacedPart(PlacedDevice(UUID, 1, 2), NodeDevice(uuid=UUID, model="A100", memory_bytes=4))
     asked = ContainerSummary(
         name="train", kind="regular", text="a GPU with 1Gi", mode="soft", parts=(part,)
     )

@@ -2,7 +2,7 @@
 """ResourceClaims and ResourceSlices at the API server (`resource.k8s.io/v1`, Kubernetes 1.34)."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -13,7 +13,7 @@ from allotment.kube.clients import Api, Backoff, PatchKind, find
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Followed, Subject
-from allotment.model.errors import StateError
+from allotment.model.errors import StateError, UsageError
 
 API: Final = "/apis/resource.k8s.io/v1"
 _SLICES: Final = f"{API}/resourceslices"
@@ -146,21 +146,68 @@ async def read_claim(
             for each in allocation.devices.results or ()
             if each.driver == driver
         ),
-        parameters=tuple(_parameters(allocation.devices.config or (), driver)),
+        parameters=tuple(
+            _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
+        ),
         capacities=_capacities(found.spec),
     )
 
 
-def _parameters(configs: Sequence[_Config], driver: str) -> list[Parameters]:
-    return [
-        Parameters(
-            where=f"status.allocation.devices.config[{place}].opaque.parameters",
-            content=msgspec.json.decode(each.opaque.parameters),
-            requests=tuple(each.requests or ()),
-        )
-        for place, each in enumerate(configs)
-        if each.opaque is not None and each.opaque.driver == driver
-    ]
+def _parameters(
+    configs: Sequence[_Config] | None, *, where: str, driver: str
+) -> Iterator[Parameters]:
+    for place, each in enumerate(configs or ()):
+        if each.opaque is not None and each.opaque.driver == driver:
+            yield Parameters(
+                where=f"{where}.config[{place}].opaque.parameters",
+                content=msgspec.json.decode(each.opaque.parameters),
+                requests=tuple(each.requests or ()),
+            )
+
+
+class _Written(Narrow):
+    """A level of a ResourceClaim, of a template for them, or of a DeviceClass.
+
+    The configurations are in `spec.devices`, `spec.spec.devices` and `spec`.
+    """
+
+    config: list[_Config] | None = None
+    devices: "_Written | None" = None
+    spec: "_Written | None" = None
+
+
+class _Names(Narrow):
+    name: str = ""
+    generate_name: str = ""
+
+
+class _Named(_Written):
+    metadata: _Names = msgspec.field(default_factory=_Names)
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def written_parameters(
+    content: bytes | msgspec.Raw, *, driver: str
+) -> tuple[str, list[Parameters]]:
+    """Return an object's name, and the parameters for a driver as its author wrote them.
+
+    Of a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. Raises `UsageError`.
+    """
+    try:
+        found = _NAMED.decode(content)
+        parameters = [*_within(found, "", driver)]
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise UsageError(f"it has no readable configuration: {error}") from error
+    return found.metadata.name or found.metadata.generate_name, parameters
+
+
+def _within(level: _Written, where: str, driver: str) -> Iterator[Parameters]:
+    yield from _parameters(level.config, where=where, driver=driver)
+    for name, inner in (("devices", level.devices), ("spec", level.spec)):
+        if inner is not None:
+            yield from _within(inner, f"{where}.{name}" if where else name, driver)
 
 
 def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
@@ -360,6 +407,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
 
 
 _ANY = msgspec.json.Decoder(dict[str, Any])
+_SLICE = msgspec.json.Decoder(_Slice)
 _FIXED: Final = {"driver", "nodeName", "pool"}
 
 

@@ -57,10 +57,10 @@ from allotment.scheduler.core.quota import QuotaBook, units_of
 from allotment.scheduler.core.reservations import BookSettings
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
-    DevicePart,
     Evidence,
     Explanation,
     Obstacles,
+    PlacedPart,
     Standing,
 )
 
@@ -513,7 +513,7 @@ def _containers(
             kind=str(container.kind),
             text=_described(container.request),
             mode=container.request.mode if booked is None else booked.mode,
-            parts=tuple(DevicePart(part, devices.get(part.uuid)) for part in parts),
+            parts=tuple(PlacedPart(part, devices.get(part.uuid)) for part in parts),
         )
         summaries.append(summary)
     return tuple(summaries)

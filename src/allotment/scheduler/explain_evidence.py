@@ -213,7 +213,7 @@ class Obstacles(StrEnum):
     """Free room on a node is reserved for a pod of the same or higher priority."""
 
 
-class DevicePart(msgspec.Struct, frozen=True):
+class PlacedPart(msgspec.Struct, frozen=True):
     """A container's part of one device."""
 
     placed: PlacedDevice
@@ -230,7 +230,7 @@ class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Its request as text."""
     mode: str
     """Its mode; without devices, its preferred mode."""
-    parts: tuple[DevicePart, ...] = ()
+    parts: tuple[PlacedPart, ...] = ()
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,15 +26,10 @@ from allotment.kube.webhooks import Secret, WebhookConfiguration
 from allotment.metrics.serving import Probes, parse_address
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
-from allotment.scheduler.admission.review import MAX_REVIEW_BYTES
-from allotment.scheduler.admission.rules import all_keys, webhook_condition
-from allotment.scheduler.admission.webhook import (
-    AdmissionHandler,
-    PodWebhook,
-    Reply,
-    WebhookSettings,
-    routes,
-)
+from allotment.scheduler.admission import claims
+from allotment.scheduler.admission.review import MAX_REVIEW_BYTES, AdmissionHandler, Reply
+from allotment.scheduler.admission.rules import CLAIMS, PODS, all_keys, webhook_condition
+from allotment.scheduler.admission.webhook import PodWebhook, WebhookSettings, routes
 from allotment.scheduler.core.quota import QuotaBook
 from allotment.scheduler.extender.extender import NotLeadingError
 from allotment.scheduler.tls.authority import Lives
@@ -255,7 +250,7 @@ class WebhookService:
                 *settings.names,
             ),
             lives=settings.lives,
-            condition=webhook_condition(keys),
+            conditions={PODS: webhook_condition(keys), CLAIMS: claims.CONDITION},
             look_s=settings.look_s,
             client_authority=settings.client_authority,
         )

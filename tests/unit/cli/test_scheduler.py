@@ -84,7 +84,7 @@ def test_what_is_printed_goes_by_the_settings(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [*options, "--print-manifests", *names])
     assert result.exit_code == 0, result.output
     found = {each["kind"]: each for each in yaml.safe_load_all(result.output)}
-    (webhook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    webhook, _ = found["MutatingWebhookConfiguration"]["webhooks"]
     assert webhook["clientConfig"]["service"]["namespace"] == "gpus"
     assert "'example.com/vmem'" in webhook["matchConditions"][0]["expression"]
     for key in ("nvidia.com/gpumem", "volcano.sh/vgpu-number"):

@@ -51,7 +51,7 @@ MEMORY_CAPACITY: Final = "memory"
 COMPUTE_CAPACITY: Final = "compute"
 """Percent of a GPU's time."""
 
-_SHARED_MODES: Final = (SOFT, MPS)
+SHARED_MODES: Final = (SOFT, MPS)
 _KEYS: Final = {
     "mode": MODE,
     "compute": COMPUTE,
@@ -206,8 +206,14 @@ def _limit(parts: Sequence[DevicePart], sharing: ClaimSharing) -> MemoryAmount |
 
 
 def read_parameters(parameters: Parameters) -> PodAnnotations:
-    """Read opaque parameters. Raises `UsageError`, which names the path."""
+    """Read opaque parameters. Raises `UsageError`, which names the path of each problem."""
     return _read(PodAnnotations(), parameters)
+
+
+def in_one(errors: Sequence[UsageError]) -> UsageError:
+    """Return one error with the messages of several, and each of their hints once."""
+    hints = dict.fromkeys(each.hint for each in errors if each.hint)
+    return UsageError("\n".join(each.message for each in errors), hint="; ".join(hints) or None)
 
 
 def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
@@ -219,19 +225,21 @@ def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
         raise UsageError(
             f"{where} has apiVersion {found[0]!r} and kind {found[1]!r}", hint=_EXAMPLE
         )
+    problems = []
     for name, value in content.items():
         if name in {"apiVersion", "kind"}:
             continue
         path = f"{where}.{name}"
         if name not in _KEYS:
-            raise UsageError(
-                f"{path} is unknown{meant(str(name), _KEYS)}",
-                hint=f"the fields are: {', '.join(_KEYS)}",
-            )
+            text, hint = f"{path} is unknown{meant(str(name), _KEYS)}", ", ".join(_KEYS)
+            problems.append(UsageError(text, hint=f"the fields are: {hint}"))
+            continue
         try:
             wishes = read_value(wishes, _KEYS[name], _text(value))
         except UsageError as error:
-            raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+            problems.append(UsageError(f"{path}: {error.message}", hint=error.hint))
+    if problems:
+        raise in_one(problems)
     return wishes
 
 
@@ -296,11 +304,11 @@ def _of_parts(
         floor=0 if asks_compute else percent * _PERCENT,
         may_oversubscribe=bool(wishes.may_oversubscribe),
     )
-    modes = wishes.modes or (suiting(request, _SHARED_MODES) or (SOFT,))[:1]
+    modes = wishes.modes or (suiting(request, SHARED_MODES) or (SOFT,))[:1]
     for mode in modes:
-        if mode not in _SHARED_MODES:
+        if mode not in SHARED_MODES:
             raise UsageError(
-                f"{where}.mode: a part of a GPU has mode {' or '.join(_SHARED_MODES)}, not {mode}",
+                f"{where}.mode: a part of a GPU has mode {' or '.join(SHARED_MODES)}, not {mode}",
                 hint="claim gpu.allotment.dev for a whole GPU, mig.allotment.dev for a slice",
             )
         if problem := unsuited(request, mode):

@@ -16,8 +16,10 @@ import yaml
 from allotment.dialects.foreign.base import DIALECT
 from allotment.dialects.own.allotment import GPU
 from allotment.dialects.own.placement import PLACEMENT
+from allotment.scheduler.admission import claims
 from allotment.scheduler.admission.rules import (
     BINDING_RULE,
+    CLAIMS,
     CONDITION,
     IGNORE,
     IGNORE_LABELS,
@@ -26,6 +28,7 @@ from allotment.scheduler.admission.rules import (
     OWN,
     OWN_CONDITION,
     PLACEMENT_RULES,
+    PODS,
     TRANSLATED_RULE,
     VARIABLES,
     Keys,
@@ -74,7 +77,8 @@ def admission_objects(keys: Keys, installed: Installation | None = None) -> Iter
     yield Explained(
         "Translates pods when they are created, and checks resizes. The scheduler writes caBundle"
         " and the match conditions of its dialects. Fails closed: while no replica runs, pods with"
-        " a key of the conditions are refused, and all others are created.",
+        " a key of the conditions are refused, and all others are created. Of claims it checks"
+        " Allotment's parameters, and fails open: the agent checks them again.",
         _configuration(keys, installation),
     )
     yield from _bound(_policies(keys, installation))
@@ -128,26 +132,33 @@ _Dumper.add_representer(list, _Dumper.items)
 
 
 def _configuration(keys: Keys, its: Installation) -> Document:
-    service = {
-        "namespace": its.namespace,
-        "name": its.service,
-        "path": its.path,
-        "port": 443,
-    }
-    webhook = {
-        "name": "pods.allotment.dev",
-        "admissionReviewVersions": ["v1"],
-        "clientConfig": {"service": service},
+    pods = {
         "rules": [_rule("CREATE", "UPDATE")],
         "failurePolicy": "Fail",
-        "matchPolicy": "Equivalent",
         "reinvocationPolicy": "IfNeeded",
-        "sideEffects": "None",
-        "timeoutSeconds": 5,
         "namespaceSelector": _looked_at(its),
         "matchConditions": [_condition(CONDITION, webhook_condition(keys))],
     }
-    return _object("MutatingWebhookConfiguration", its.configuration, {"webhooks": [webhook]})
+    of_claims = {
+        "rules": [_rule("CREATE", "UPDATE", group=claims.GROUP, resources=claims.KINDS, scope="*")],
+        "failurePolicy": "Ignore",
+        "matchConditions": [_condition(CONDITION, claims.CONDITION)],
+    }
+    both = [_webhook(PODS, its.path, pods, its), _webhook(CLAIMS, claims.PATH, of_claims, its)]
+    return _object("MutatingWebhookConfiguration", its.configuration, {"webhooks": both})
+
+
+def _webhook(name: str, path: str, more: Document, its: Installation) -> Document:
+    service = {"namespace": its.namespace, "name": its.service, "path": path, "port": 443}
+    return {
+        "name": name,
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": service},
+        "matchPolicy": "Equivalent",
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+        **more,
+    }
 
 
 def _looked_at(its: Installation) -> Document:
@@ -356,13 +367,18 @@ def _message_with(variable: str | None, message: str) -> Document:
     return {"messageExpression": f"{quoted(f'{message}: ')} + variables.{variable}.join(', ')"}
 
 
-def _rule(*operations: str, resources: Collection[str] = ("pods",)) -> Document:
+def _rule(
+    *operations: str,
+    group: str = "",
+    resources: Collection[str] = ("pods",),
+    scope: str = "Namespaced",
+) -> Document:
     return {
-        "apiGroups": [""],
+        "apiGroups": [group],
         "apiVersions": ["v1"],
         "operations": list(operations),
         "resources": list(resources),
-        "scope": "Namespaced",
+        "scope": scope,
     }
 
 

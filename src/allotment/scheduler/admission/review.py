@@ -5,7 +5,8 @@ An answer is a refusal or a JSON patch (RFC 6902). Any client may send a body to
 needed fields are decoded, and anything but a review is refused with the reason.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -114,8 +115,34 @@ class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """kubectl shows them to the object's author."""
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """An HTTP answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+class AdmissionHandler(Protocol):
+    """Answers a POST. Never blocks, never raises."""
+
+    def __call__(self, body: bytes, /) -> Reply: ...
+
+
 _REVIEW = msgspec.json.Decoder(_Review)
 _ENCODER = msgspec.json.Encoder()
+_OK, _BAD_REQUEST = 200, 400
+_TEXT = "text/plain; charset=utf-8"
+
+
+def replied(body: bytes, review: Callable[[ReviewRequest], ReviewAnswer]) -> Reply:
+    """Answer any review; HTTP status 400 for anything else."""
+    try:
+        request = read_review(body)
+    except UsageError as error:
+        # For other clients: the API server always sends a review.
+        return Reply(_BAD_REQUEST, error.one_line().encode(), _TEXT)
+    return Reply(_OK, answered(request, review(request)))
 
 
 def read_review(body: bytes) -> ReviewRequest:
@@ -123,7 +150,7 @@ def read_review(body: bytes) -> ReviewRequest:
     if len(body) > MAX_REVIEW_BYTES:
         raise UsageError(
             f"the body has {len(body)} bytes, more than the limit of {MAX_REVIEW_BYTES}",
-            hint="no pod is that large",
+            hint="no object is that large",
         )
     try:
         review = _REVIEW.decode(body)

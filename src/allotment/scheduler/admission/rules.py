@@ -225,8 +225,11 @@ IGNORE_LABELS: Final = ("allotment.dev/webhook", "hami.io/webhook")
 on a namespace, the webhook ignores all its pods."""
 IGNORE: Final = "ignore"
 
+PODS: Final = "pods.allotment.dev"
+CLAIMS: Final = "claims.allotment.dev"
+"""The names of the webhooks."""
 CONDITION: Final = "asks-for-gpus"
-"""The name of the webhook's match condition."""
+"""The name of each webhook's match condition."""
 
 _CONTAINERS: Final = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
 _ANNOTATIONS: Final = "object.metadata.?annotations.orValue({})"

@@ -8,7 +8,7 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -36,13 +36,15 @@ from allotment.model.modes import traits_of
 from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.model.structs import replace
 from allotment.placement.explain import Reason, Refusal
+from allotment.scheduler.admission import claims
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
+    AdmissionHandler,
+    Reply,
     ReviewAnswer,
     ReviewRequest,
     UserInfo,
-    answered,
-    read_review,
+    replied,
 )
 from allotment.scheduler.admission.rules import (
     IGNORE,
@@ -64,8 +66,7 @@ _MOST_PASSED_OVER = 1000
 """Characters: the limit of an event."""
 _MOST_WORK = 256 << 10
 """Characters of annotations, times containers: this takes a tenth of a second."""
-_OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
-_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+_FORBIDDEN, _INVALID = 403, 422
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -102,14 +103,6 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Defaults = msgspec.field(default=Defaults())
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """An HTTP answer."""
-
-    status: int
-    body: bytes
-    content_type: str = _JSON
-
-
 class PodWebhook:
     """Answers the API server's reviews of pods."""
 
@@ -140,12 +133,7 @@ class PodWebhook:
 
     def mutate(self, body: bytes) -> Reply:
         """Answer any review; HTTP status 400 for anything else."""
-        try:
-            request = read_review(body)
-        except UsageError as error:
-            # For other clients: the API server always sends a review.
-            return Reply(_BAD_REQUEST, error.one_line().encode(), _TEXT)
-        return Reply(_OK, answered(request, self.review(request)))
+        return replied(body, self.review)
 
     def review(self, request: ReviewRequest) -> ReviewAnswer:
         if request.operation == "UPDATE" and request.is_of_pods:
@@ -413,14 +401,8 @@ def _without_compute(pod: ForeignPod, wanted: Iterable[WantedContainer]) -> Iter
         )
 
 
-def routes(webhook: PodWebhook) -> Mapping[str, "AdmissionHandler"]:
-    return {PATH: webhook.mutate}
-
-
-class AdmissionHandler(Protocol):
-    """Answers a POST. Never blocks, never raises."""
-
-    def __call__(self, body: bytes, /) -> Reply: ...
+def routes(webhook: PodWebhook) -> Mapping[str, AdmissionHandler]:
+    return {PATH: webhook.mutate, claims.PATH: claims.review}
 
 
 _POD: Final = msgspec.json.Decoder(PodObject)

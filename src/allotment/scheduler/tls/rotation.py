@@ -95,8 +95,8 @@ class KeepingSettings(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     """The server's DNS names and addresses."""
     lives: Lives = msgspec.field(default=Lives())
-    condition: str = ""
-    """The webhook's match condition for the configured dialects; empty: unchanged."""
+    conditions: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The match condition of each webhook, by its name; of others it is unchanged."""
     look_s: float = 30.0
     """The interval between checks."""
     client_authority: Path | None = None
@@ -296,14 +296,16 @@ class CertificateKeeper:
         stored = await self._secret.read()
         if stored is None or read_set(dict(stored.data)).bundle != kept.bundle:
             raise ConflictError("the certificates were renewed by another replica")
-        condition = self._settings.condition
-        conditions = {CONDITION: condition} if condition else {}
         wanted = tuple(
-            replace(webhook, bundle=kept.bundle, conditions={**webhook.conditions, **conditions})
+            replace(webhook, bundle=kept.bundle, conditions=self._conditions_of(webhook))
             for webhook in webhooks
         )
         if wanted != webhooks:
             await self._configuration.write(wanted, version=version)
+
+    def _conditions_of(self, webhook: Webhook) -> Mapping[str, str]:
+        wanted = self._settings.conditions.get(webhook.name)
+        return {**webhook.conditions, **({CONDITION: wanted} if wanted else {})}
 
     async def _serve(self, kept: CertificateSet) -> None:
         """Serve the webhook's certificate, even if the client authorities are invalid."""

@@ -23,6 +23,7 @@ from allotment.dialects.foreign.settings import SYSTEMS, DialectSettings, foreig
 from allotment.dialects.foreign.translate import translate
 from allotment.model.clusters import PlacedDevice
 from allotment.model.pods import ForeignContainer, ForeignPod
+from allotment.scheduler.admission import claims
 from allotment.scheduler.admission.manifests import (
     RECORD_RULES,
     SCHEDULER_RULES,
@@ -191,8 +192,9 @@ def conditions(policy: Any) -> dict[str, str]:  # noqa: ANN401 - an object
 
 def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
     found = objects(ALL)
-    (webhook,) = found["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    webhook, of_claims = found["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
     assert conditions(webhook) == {CONDITION: webhook_condition(ALL)}
+    assert conditions(of_claims) == {CONDITION: claims.CONDITION}
     policies = {name: each["spec"] for (kind, name), each in found.items() if kind == POLICY}
     translated = policies["allotment-translated"]
     assert conditions(translated)[CONDITION] == untranslated_condition(ALL)
@@ -236,14 +238,15 @@ def test_all_objects_go_by_the_names_that_are_configured() -> None:
         configuration="gpus",
         ignored_namespaces=("kube-system", "legacy"),
     )
-    (webhook,) = found["MutatingWebhookConfiguration", "gpus"]["webhooks"]
+    webhook, of_claims = found["MutatingWebhookConfiguration", "gpus"]["webhooks"]
     translated = found[POLICY, "allotment-translated"]["spec"]
     for each in (webhook, translated):
         assert "'example.com/vmem'" in conditions(each)[CONDITION]
         assert "startsWith('example.com/c.')" in conditions(each)[CONDITION]
         assert "nvidia.com/gpumem'" not in conditions(each)[CONDITION]
-    service = webhook["clientConfig"]["service"]
-    assert (service["namespace"], service["name"]) == ("gpus", "hook")
+    for each in (webhook, of_claims):
+        service = each["clientConfig"]["service"]
+        assert (service["namespace"], service["name"]) == ("gpus", "hook")
     for selector in (
         webhook["namespaceSelector"],
         translated["matchConstraints"]["namespaceSelector"],

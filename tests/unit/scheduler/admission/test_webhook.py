@@ -545,10 +545,11 @@ def test_any_body_gets_an_answer(body: bytes) -> None:
     assert webhook().mutate(body).status == 400
 
 
-def test_one_path_is_served() -> None:
-    hook = webhook()
-    assert list(routes(hook)) == ["/webhook/pods"]
-    assert routes(hook)["/webhook/pods"](b"").status == 400
+@pytest.mark.parametrize("path", ["/webhook/pods", "/webhook/claims"])
+def test_each_path_answers_anything(path: str) -> None:
+    served = routes(webhook())
+    assert len(served) == 2
+    assert served[path](b"").status == 400
 
 
 def test_a_static_pod_is_as_its_node_says_and_nobody_else_may_say_so() -> None:

@@ -11,8 +11,8 @@ import time
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from allotment.scheduler.admission.review import MAX_REVIEW_BYTES
-from allotment.scheduler.admission.webhook import PATH, PodWebhook, Reply
+from allotment.scheduler.admission.review import MAX_REVIEW_BYTES, Reply
+from allotment.scheduler.admission.webhook import PATH, PodWebhook
 from allotment.scheduler.serving import webhook_application
 
 REVIEW = {

@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from allotment.kube.errors import KubeError, UnreachableError
+from allotment.kube.webhooks import Webhook
 from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.model.structs import replace
 from allotment.scheduler.tls.authority import Signed, read_set
@@ -138,11 +139,13 @@ def test_the_authority_changes_without_a_moment_of_distrust() -> None:
 def test_the_match_condition_is_written_with_the_bundle_and_only_when_it_differs() -> None:
     secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
     other = {"not-mine": "true"}
-    configuration.webhooks = (replace(configuration.webhooks[0], conditions=other),)
-    replica = keeper(secret, configuration, clock, condition="1 == 1")
+    foreign = Webhook("not-mine.example.com", conditions=other)
+    configuration.webhooks = (replace(configuration.webhooks[0], conditions=other), foreign)
+    replica = keeper(secret, configuration, clock, conditions={"pods.allotment.dev": "1 == 1"})
     for _ in range(3):
         asyncio.run(replica.prepare())
     assert configuration.webhooks[0].conditions == {**other, "asks-for-gpus": "1 == 1"}
+    assert configuration.webhooks[1] == replace(foreign, bundle=replica.bundle)
     assert configuration.version == 2
     # kubectl apply of the manifest brings its own back.
     configuration.webhooks = (replace(configuration.webhooks[0], bundle=b""),)

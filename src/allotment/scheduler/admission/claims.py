@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook of claims: refuses wrong parameters when they are written, not when a pod starts.
+
+It reads them as the node's agent does, which reads them again: this webhook fails open. What only
+an allocation shows, such as the type of the device, is left to the agent.
+"""
+
+from typing import Final
+
+from allotment.dialects.own.resource_claims import DRIVER, in_one, read_parameters
+from allotment.kube.resource_claims import written_parameters
+from allotment.model.errors import UsageError
+from allotment.scheduler.admission.review import Reply, ReviewAnswer, ReviewRequest, replied
+
+PATH: Final = "/webhook/claims"
+"""The API server posts reviews to this path."""
+GROUP: Final = "resource.k8s.io"
+KINDS: Final = {
+    "resourceclaims": "ResourceClaim",
+    "resourceclaimtemplates": "ResourceClaimTemplate",
+    "deviceclasses": "DeviceClass",
+}
+"""By resource: the objects that have configurations of drivers."""
+CONDITION: Final = (
+    # A stored object may be labelled or deleted, whatever is in it.
+    "(request.operation == 'CREATE' || object.spec != oldObject.spec)"
+    " && [object.spec.?config, object.spec.?devices.?config, object.spec.?spec.?devices.?config]"
+    ".exists(c, c.orValue([])"
+    f".exists(each, each.?opaque.?driver.orValue('') == '{DRIVER}'))"
+)
+"""True for a new specification with parameters for Allotment's driver."""
+
+_INVALID = 422
+
+
+def review(body: bytes) -> Reply:
+    return replied(body, _reviewed)
+
+
+def _reviewed(request: ReviewRequest) -> ReviewAnswer:
+    kind = KINDS.get(request.resource.resource)
+    if kind is None or request.resource.group != GROUP or request.sub_resource:
+        return ReviewAnswer()
+    name = request.name
+    problems = []
+    try:
+        found, parameters = written_parameters(request.object, driver=DRIVER)
+        name = found
+        for each in parameters:
+            try:
+                read_parameters(each)
+            except UsageError as error:
+                problems.append(error)
+    except UsageError as error:
+        problems.append(error)
+    if not problems:
+        return ReviewAnswer()
+    shown = f"{request.namespace}/{name}" if request.namespace else name
+    text = f"{kind} {shown}: {in_one(problems).one_line()}"
+    return ReviewAnswer(refusal=text, code=_INVALID, reason="Invalid")
