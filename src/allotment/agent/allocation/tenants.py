@@ -167,29 +167,24 @@ class Tenants:
         await task
 
     async def prepare_claim(self, uid: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
-        """Make the shares of a ResourceClaim, one for each of its requests; may be repeated.
-
-        Shares that exist stay as they are. Raises `AllotError`; then no share of this call remains.
-        """
+        """Make or find the shares of a claim's requests. Raises `AllotError`, and ends new ones."""
         made: list[Share] = []
-        new: list[Share] = []
         async with self._locks.hold(uid):
+            before = set(self._shares)
             try:
                 for order in orders:
-                    is_new = order.id not in self._shares
                     share = await self._place(order, self._patience.room)
                     self._step("tenancy.prepared")
                     self._note(share.id, share)
                     made.append(share)
-                    new += [share] if is_new else []
                     if self._ready is not None:
                         await self._ready(share)
             except AllotError as error:
-                for share in new:
+                for share in (each for each in made if each.id not in before):
                     await self._end(share.id, Why.CLAIM_RELEASED)
                 self._reports.count("refusals", reason=type(error).__name__)
                 raise
-        for share in new:
+        for share in (each for each in made if each.id not in before):
             self._events.ready(share, None)
         return tuple(made)
 

@@ -15,7 +15,7 @@ from mig_profiles import profiles as profiles_of
 
 from allotment.agent.dra.devices import DeviceType, GpuState, pool_of
 from allotment.agent.mig.state import CutGpu
-from allotment.devices.facts import NodeFacts
+from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.dialects.own.resource_claims import Parameters, read_parameters
 from allotment.model.clusters import TakenPart
 from allotment.model.errors import UsageError
@@ -44,8 +44,11 @@ def published() -> list[Document]:
     """Devices of each type and with each taint."""
     cut = CutGpu(profiles=tuple(profiles_of("A100-80GB")), is_enabled=True)
     taken = TakenPart(1 << 30, 0, 1, "soft")
+    facts = DeviceFacts(
+        uuid="GPU-0", name="A100", memory_mib=81920, brand="Nvidia", pcie_root="pci0000:00"
+    )
     gpus = [
-        GpuState(device=gpu(0, numa_node=0), cut=cut),
+        GpuState(device=gpu(0, numa_node=0), cut=cut, facts=facts),
         GpuState(device=gpu(1), cut=cut, taken=taken),
         GpuState(device=gpu(2), problem="xid 79"),
     ]
