@@ -23,6 +23,8 @@ from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import tail, wait_until
 
+LOOK = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim"
+
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[NodeAgent]:
@@ -190,3 +192,29 @@ def test_programs_outside_of_claims_take_from_them(node: NodeAgent, pods: Pods) 
     claim(pods, "rest", share(memory="30Gi"))
     pods.create(claiming("rest", burn_and_stay("1Gi"), "rest"))
     assert burnt(pods, "rest").uuid != taken
+
+
+def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods) -> None:
+    """`adminAccess`: it books nothing, and has no limit."""
+    claim(pods, "whole", {"name": "gpu", "exactly": {"deviceClassName": DRIVER}})
+    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
+    used = burnt(pods, "whole").uuid
+    pods.cluster.api.patch(
+        f"/api/v1/namespaces/{pods.namespace}",
+        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+    )
+    everything = {"deviceClassName": DRIVER, "adminAccess": True, "allocationMode": "All"}
+    claim(pods, "watch", {"name": "all", "exactly": everything})
+    pods.create(claiming("watch", ["sh", "-c", LOOK], "watch"))
+    pods.wait_phase("watch", "Succeeded")
+    seen = pods.logs("watch")
+    assert all(uuid in seen for uuid in node.gpus())
+    assert used in seen
+    assert "no shim" in seen
+    (only,) = node.shares()
+    assert only.owner is not None
+    assert only.owner.pod == "whole"
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the share")
+    specs = node.cluster.node.path("/run/cdi")
+    wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)

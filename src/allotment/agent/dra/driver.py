@@ -34,6 +34,7 @@ from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     DRIVER,
     AllocatedDevice,
+    DevicePart,
     request_for,
 )
 from allotment.kube.clients import Api
@@ -41,12 +42,14 @@ from allotment.kube.nodes import OwnNode
 from allotment.kube.resource_claims import OwnSlices, ResourceClaim, read_claim
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
-from allotment.model.errors import AllotError, NotFoundError, UsageError
+from allotment.model.errors import AllotError, NotFoundError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.shares import Injection, ShareId
 from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
+from allotment.shares.monitors import KIND as MONITOR_KIND
+from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
@@ -75,6 +78,7 @@ class ResourceDriver:
         name: str,
         state: NodeState,
         tenants: Tenants,
+        monitors: Monitors,
         reports: Reports,
         facts: Callable[[], NodeFacts],
         kubelet: Path,
@@ -85,6 +89,7 @@ class ResourceDriver:
         self._name = name
         self._state = state
         self._tenants = tenants
+        self._monitors = monitors
         self._reports = reports
         self._reported = Reported[str]()
         self._facts = facts
@@ -255,33 +260,43 @@ class ResourceDriver:
                 uid=asked.uid,
                 driver=DRIVER,
             )
-            orders = await self._orders(claim)
-            shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
+            await self._wait_for(each.device for each in claim.devices)
+            shares = await self._made(claim)
+            monitors = await self._shown(claim)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
-        by_id = {share.id: share for share in shares}
-        by_request = {request: by_id[order.id] for request, order in orders.items()}
-        return dra.NodePrepareResourceResponse(devices=_answered(claim, by_request))
+        return dra.NodePrepareResourceResponse(devices=_answered(claim, {**shares, **monitors}))
 
     async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
+        uid = PodUid(asked.uid)
         try:
-            await self._tenants.release_claim(PodUid(asked.uid))
+            await asyncio.to_thread(self._monitors.hide, uid)
+            await self._tenants.release_claim(uid)
         except AllotError as error:
             return dra.NodeUnprepareResourceResponse(error=error.one_line())
         return dra.NodeUnprepareResourceResponse()
 
-    async def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
-        """Return the order of each request's share. Raises `AllotError`."""
-        groups: dict[str, list[AllocatedDevice]] = {}
-        for each in claim.devices:
-            if each.is_admin:
-                raise UsageError(
-                    f"ResourceClaim {claim}, request {each.request}: adminAccess is not served",
-                    hint="monitor with `allot top`, `allot ps` or the agent's metrics",
-                )
-            groups.setdefault(each.request, []).append(each)
-        await self._wait_for(each.device for each in claim.devices)
-        return {request: self._order(claim, request, group) for request, group in groups.items()}
+    async def _made(self, claim: ResourceClaim) -> Mapping[str, str]:
+        """Make a claim's shares; return the CDI device of each request. Raises `AllotError`."""
+        orders = {
+            request: self._order(claim, request, group)
+            for request, group in _requests(claim, is_admin=False).items()
+        }
+        shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
+        names = {share.id: f"{KIND}={share.device_name}" for share in shares}
+        return {request: names[order.id] for request, order in orders.items()}
+
+    async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
+        """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
+        names = {}
+        for request, group in _requests(claim, is_admin=True).items():
+            uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, group))
+            gpus = [self._state.devices[uuid] for uuid in uuids]
+            monitor = _share_id(claim, request)
+            owner = _owner(claim, request)
+            await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
+            names[request] = f"{MONITOR_KIND}={monitor}"
+        return names
 
     async def _wait_for(self, names: Iterable[str]) -> None:
         """Wait for devices that an agent that has just started does not know yet."""
@@ -292,9 +307,9 @@ class ResourceDriver:
                     if wanted <= self._pool.devices.keys():
                         return
 
-    def _order(
-        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
-    ) -> ShareOrder:
+    def _parts(
+        self, claim: ResourceClaim, group: Sequence[AllocatedDevice]
+    ) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
         known = self._pool.devices
         missing = [each.device for each in group if each.device not in known]
         if missing:
@@ -302,25 +317,21 @@ class ResourceDriver:
                 f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
                 hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
             )
-        parts = [(each, known[each.device].part) for each in group]
+        return [(each, known[each.device].part) for each in group]
+
+    def _order(
+        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
+    ) -> ShareOrder:
+        parts = self._parts(claim, group)
         wanted = request_for(
             parts,
             [each for each in claim.parameters if each.are_for(request)],
             asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
         )
         uuids = tuple(part.uuid for _, part in parts)
-        mark = hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()
         return ShareOrder(
-            id=ShareId(mark[:12]),
-            owner=Owner(
-                uid=PodUid(claim.uid),
-                namespace=claim.namespace,
-                pod=claim.name,
-                container=request,
-                kind=ContainerKind.REGULAR,
-                resource=DRIVER,
-                is_claim=True,
-            ),
+            id=_share_id(claim, request),
+            owner=_owner(claim, request),
             request=wanted,
             devices=uuids,
             slices=tuple(part.slice for _, part in parts if part.slice is not None),
@@ -329,14 +340,38 @@ class ResourceDriver:
         )
 
 
-def _answered(claim: ResourceClaim, shares: Mapping[str, Share]) -> list[dra.Device]:
-    """Return the devices of a claim; the first of each request brings the share."""
+def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:
+    """Return the devices of each request: of monitors, or of the others."""
+    groups: dict[str, list[AllocatedDevice]] = {}
+    for each in claim.devices:
+        if each.is_admin is is_admin:
+            groups.setdefault(each.request, []).append(each)
+    return groups
+
+
+def _share_id(claim: ResourceClaim, request: str) -> ShareId:
+    return ShareId(hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()[:12])
+
+
+def _owner(claim: ResourceClaim, request: str) -> Owner:
+    return Owner(
+        uid=PodUid(claim.uid),
+        namespace=claim.namespace,
+        pod=claim.name,
+        container=request,
+        kind=ContainerKind.REGULAR,
+        resource=DRIVER,
+        is_claim=True,
+    )
+
+
+def _answered(claim: ResourceClaim, names: Mapping[str, str]) -> list[dra.Device]:
+    """Return the devices of a claim; the first of each request brings its CDI device."""
     found = []
     told = set()
     for each in claim.devices:
-        share = shares[each.request]
-        ids = [] if share.id in told else [f"{KIND}={share.device_name}"]
-        told.add(share.id)
+        ids = [] if each.request in told else [names[each.request]]
+        told.add(each.request)
         found.append(
             dra.Device(
                 request_names=[each.request.partition("/")[0]],

@@ -7,6 +7,7 @@ The kubelet is a plain gRPC client here, and the shares are a twin's; tests/clus
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,9 +29,13 @@ from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 from allotment.agent.node_state import NodeState
 from allotment.devices.facts import NodeFacts
 from allotment.kube.clients import HttpRequest
+from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError
 from allotment.model.pods import PodUid
 from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.shares.cdi import CdiContent
+from allotment.shares.folders import StateFolder
+from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder
 
 DRIVER = "gpu.allotment.dev"
@@ -95,6 +100,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def seen(directory: Path, visible: Path, devices: Sequence[Device]) -> CdiContent:
+    """What a container sees of real GPUs."""
+    assert visible.parent == directory
+    nodes = [{"path": f"/dev/nvidia{each.index}"} for each in devices]
+    return CdiContent(directory=directory, driver={"deviceNodes": nodes})
+
+
 class Scene:
     """A driver that serves, and a kubelet's channel to it."""
 
@@ -110,6 +122,7 @@ class Scene:
             name="n1",
             state=self.state,
             tenants=self.shares,  # type: ignore[arg-type]
+            monitors=Monitors(StateFolder(folder / "state"), cdi_folder=folder / "cdi", sight=seen),
             reports=self.reports,
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
             kubelet=folder,
@@ -222,8 +235,6 @@ def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
             assert "gone" in (await scene.prepare()).error
             scene.claim = {**claim(), "status": {}}
             assert "is not allocated" in (await scene.prepare()).error
-            scene.claim = claim(result(adminAccess=True))
-            assert "adminAccess is not served" in (await scene.prepare()).error
             scene.claim = claim(result())
             scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
             assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
@@ -237,6 +248,40 @@ def test_another_drivers_devices_are_left_alone(folder: Path) -> None:
         found = claim(result(), result("nic", "eth0", driver="nic.example.com"))
         async with serving(folder, found) as scene:
             assert [each.device_name for each in (await scene.prepare()).devices] == ["gpu-0"]
+
+    asyncio.run(story())
+
+
+def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
+    method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+    asked = dra.NodeUnprepareResourcesRequest(
+        claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
+    )
+    devices = ("gpu-0", "gpu-0-whole")
+    admin = [result("watch", name, adminAccess=True, shareID="") for name in devices]
+
+    async def story() -> None:
+        async with serving(folder, claim(*admin, result())) as scene:
+            first, second, third = (await scene.prepare()).devices
+            (name,) = first.cdi_device_ids
+            kind, _, monitor = name.partition("=")
+            assert kind == "allotment.dev/monitor"
+            assert list(second.cdi_device_ids) == []
+            assert third.cdi_device_ids[0].startswith("allotment.dev/share=")
+            assert [each.request.count for each in scene.shares.orders] == [1]
+            (spec,) = (folder / "cdi").iterdir()
+            document = json.loads(spec.read_text())
+            assert document["kind"] == kind
+            (device,) = document["devices"]
+            assert device["name"] == monitor
+            assert device["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia0"}]
+            assert device["containerEdits"]["mounts"] == []
+        # The next agent knows it by the folder alone.
+        async with serving(folder, None) as scene:
+            answer = await scene.call(method, asked)
+            assert answer.claims["u1"].error == ""
+        assert not list((folder / "cdi").iterdir())
+        assert not list((folder / "state" / "monitors").iterdir())
 
     asyncio.run(story())
 
