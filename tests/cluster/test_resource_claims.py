@@ -203,7 +203,12 @@ def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods)
         f"/api/v1/namespaces/{pods.namespace}",
         {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
     )
-    everything = {"deviceClassName": DRIVER, "adminAccess": True, "allocationMode": "All"}
+    everything = {
+        "deviceClassName": "monitor.allotment.dev",
+        "adminAccess": True,
+        "allocationMode": "All",
+        "tolerations": [{"operator": "Exists"}],
+    }
     claim(pods, "watch", {"name": "all", "exactly": everything})
     pods.create(claiming("watch", ["sh", "-c", LOOK], "watch"))
     pods.wait_phase("watch", "Succeeded")

@@ -28,6 +28,8 @@ TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
 UNUSABLE: Final = "allotment.dev/unusable"
 """A taint: the GPU takes nothing new, for the reason in its value."""
+MONITOR: Final = "allotment.dev/monitor"
+"""A taint of each device that is for monitors alone."""
 DEFAULT_COMPUTE: Final = 5
 """Percent of a GPU's time that a claim consumes if it names no amount."""
 
@@ -51,6 +53,8 @@ class DeviceType(StrEnum):
     """A whole GPU."""
     MIG = "mig"
     """A place for a MIG slice, which is cut when a pod needs it."""
+    MONITOR = "monitor"
+    """The sight of a GPU, for claims with adminAccess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +182,18 @@ def _devices(
             taken,
         ),
     )
+    # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
+    yield PoolDevice(
+        name=f"{name}-monitor",
+        part=DevicePart(uuid=device.uuid, is_monitor=True),
+        document=_document(
+            f"{name}-monitor",
+            {**common, "type": DeviceType.MONITOR},
+            {},
+            (),
+            _taints(MONITOR, "admin-access"),
+        ),
+    )
     for profile, start in _places(gpu):
         word = re.sub(r"[^a-z0-9]+", "-", profile.name).strip("-")
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
@@ -267,8 +283,8 @@ def _document(
         "attributes": {
             key: _value(value) for key, value in attributes.items() if value is not None
         },
-        "capacity": capacity,
-        "consumesCounters": counters,
+        **({"capacity": capacity} if capacity else {}),
+        **({"consumesCounters": counters} if counters else {}),
         **({"taints": list(taints)} if taints else {}),
         **more,
     }

@@ -235,6 +235,8 @@ def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
             assert "gone" in (await scene.prepare()).error
             scene.claim = {**claim(), "status": {}}
             assert "is not allocated" in (await scene.prepare()).error
+            scene.claim = claim(result(device="gpu-0-monitor"))
+            assert "type monitor gives no part" in (await scene.prepare()).error
             scene.claim = claim(result())
             scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
             assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
@@ -257,7 +259,7 @@ def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
     asked = dra.NodeUnprepareResourcesRequest(
         claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
     )
-    devices = ("gpu-0", "gpu-0-whole")
+    devices = ("gpu-0-monitor", "gpu-0-whole")
     admin = [result("watch", name, adminAccess=True, shareID="") for name in devices]
 
     async def story() -> None:
