@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from killing import killed_at
 from pod_node import Node, owner
 
 from allotment.model.pods import PodUid
 from allotment.model.shares import ShareId
-from allotment.shares.failpoints import KILL_VARIABLE
 from allotment.shares.monitors import Monitors
 
 ONE = ShareId("0123456789ab")
@@ -36,17 +33,6 @@ def monitors(node: Node) -> Monitors:
 def left(node: Node) -> list[Path]:
     folder = node.folder.monitors
     return [*node.specs(), *(folder.iterdir() if folder.exists() else ())]
-
-
-def killed(point: str, call: Callable[[], None]) -> bool:
-    child = os.fork()
-    if not child:
-        os.environ[KILL_VARIABLE] = point
-        try:
-            call()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 def test_its_container_sees_its_gpus_alone_and_has_no_shim(node: Node) -> None:
@@ -97,11 +83,11 @@ def test_what_a_power_failure_emptied_is_made_again_or_removed(node: Node) -> No
     ["monitor.begun", "monitor.drafted", "monitor.shown", "publish.drafted", "publish.shown"],
 )
 def test_killed_while_it_is_made(node: Node, point: str) -> None:
-    assert killed(point, lambda: monitors(node).show(ONE, WHOSE, node.devices))
+    assert killed_at(point, lambda: monitors(node).show(ONE, WHOSE, node.devices))
     monitors(node).show(ONE, WHOSE, node.devices)
     assert monitors(node).owners() == {ONE: WHOSE}
     assert [path.name for path in left(node)] == [f"allotment.dev-monitor-{ONE}.json", ONE]
-    assert killed(point, lambda: monitors(node).show(ShareId("b" * 12), WHOSE, node.devices))
+    assert killed_at(point, lambda: monitors(node).show(ShareId("b" * 12), WHOSE, node.devices))
     monitors(node).hide(CLAIM)
     assert left(node) == [], "also if it was never made"
 
@@ -109,6 +95,6 @@ def test_killed_while_it_is_made(node: Node, point: str) -> None:
 @pytest.mark.parametrize("point", ["monitor.ending", "monitor.unpublished", "monitor.hidden"])
 def test_killed_while_it_is_removed(node: Node, point: str) -> None:
     monitors(node).show(ONE, WHOSE, node.devices)
-    assert killed(point, lambda: monitors(node).hide(CLAIM))
+    assert killed_at(point, lambda: monitors(node).hide(CLAIM))
     monitors(node).hide(CLAIM)
     assert left(node) == []
