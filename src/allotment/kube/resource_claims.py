@@ -115,9 +115,8 @@ async def read_claim(
     api: Api, *, namespace: str, name: str, uid: str, driver: str
 ) -> ResourceClaim:
     """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`."""
-    path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
-    found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
-    if found is None or found.metadata.uid != uid:
+    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    if found is None:
         raise StateError(
             f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
             hint="the kubelet asks again for the present one, if a pod uses it",
@@ -147,6 +146,23 @@ async def read_claim(
         parameters=tuple(_parameters(allocation.devices.config or (), driver)),
         capacities=_capacities(found.spec),
     )
+
+
+async def is_allocated(
+    api: Api, *, namespace: str, name: str, uid: str, driver: str, pool: str
+) -> bool:
+    """Return whether a claim exists and has devices of a driver's pool. Raises `KubeError`."""
+    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    allocation = found.status.allocation if found and found.status else None
+    results = allocation.devices.results if allocation and allocation.devices else None
+    return any((each.driver, each.pool) == (driver, pool) for each in results or ())
+
+
+async def _find(api: Api, *, namespace: str, name: str, uid: str) -> _Claim | None:
+    """Return a claim; None: it is gone, or another one has its name."""
+    path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
+    found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
+    return found if found is not None and found.metadata.uid == uid else None
 
 
 def _parameters(configs: Sequence[_Config], driver: str) -> list[Parameters]:

@@ -21,6 +21,7 @@ import grpc.aio
 import structlog
 
 from allotment.agent.allocation.tenants import Tenants
+from allotment.agent.allocation.waiting import PodLocks
 from allotment.agent.dra.devices import GpuState, Pool, PoolDevice, pool_of
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
@@ -38,8 +39,9 @@ from allotment.dialects.own.resource_claims import (
     request_for,
 )
 from allotment.kube.clients import Api
+from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
-from allotment.kube.resource_claims import OwnSlices, ResourceClaim, read_claim
+from allotment.kube.resource_claims import OwnSlices, ResourceClaim, is_allocated, read_claim
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
 from allotment.model.errors import AllotError, NotFoundError
@@ -63,6 +65,8 @@ _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _BYE_S: Final = 0.5
 _RETRY_S: Final = 30.0
+_LOOK_S: Final = 300.0
+"""Between two looks for claims whose release was lost."""
 _HEALTH_S: Final = 30
 """A device without news for so long is unknown to the kubelet."""
 
@@ -82,8 +86,12 @@ class ResourceDriver:
         reports: Reports,
         facts: Callable[[], NodeFacts],
         kubelet: Path,
+        look_s: float = _LOOK_S,
     ) -> None:
-        """`name` is the node's; `facts` blocks; `kubelet` is its folder, `/var/lib/kubelet`."""
+        """`name` is the node's; `facts` blocks; `kubelet` is its folder, `/var/lib/kubelet`.
+
+        `look_s`: between two looks for claims that are not needed.
+        """
         self._api = api
         self._node = node
         self._name = name
@@ -94,6 +102,8 @@ class ResourceDriver:
         self._reported = Reported[str]()
         self._facts = facts
         self._kubelet = kubelet
+        self._look_s = look_s
+        self._locks = PodLocks()
         self._slices = OwnSlices(api, node=name, driver=DRIVER)
         self._pool = Pool()
         self._read: NodeFacts | None = None
@@ -106,6 +116,7 @@ class ResourceDriver:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._serve())
+            group.create_task(self._end_lost())
         raise AssertionError  # neither ends by itself
 
     def offer(self, shares: Sequence[LoadedShare]) -> None:
@@ -253,16 +264,17 @@ class ResourceDriver:
 
     async def _prepared(self, asked: dra.Claim) -> dra.NodePrepareResourceResponse:
         try:
-            claim = await read_claim(
-                self._api,
-                namespace=asked.namespace,
-                name=asked.name,
-                uid=asked.uid,
-                driver=DRIVER,
-            )
-            await self._wait_for(each.device for each in claim.devices)
-            shares = await self._made(claim)
-            monitors = await self._shown(claim)
+            async with self._locks.hold(PodUid(asked.uid)):
+                claim = await read_claim(
+                    self._api,
+                    namespace=asked.namespace,
+                    name=asked.name,
+                    uid=asked.uid,
+                    driver=DRIVER,
+                )
+                await self._wait_for(each.device for each in claim.devices)
+                shares = await self._made(claim)
+                monitors = await self._shown(claim)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
         return dra.NodePrepareResourceResponse(devices=_answered(claim, {**shares, **monitors}))
@@ -270,11 +282,44 @@ class ResourceDriver:
     async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
         uid = PodUid(asked.uid)
         try:
-            await asyncio.to_thread(self._monitors.hide, uid)
-            await self._tenants.release_claim(uid)
+            async with self._locks.hold(uid):
+                await self._release(uid)
         except AllotError as error:
             return dra.NodeUnprepareResourceResponse(error=error.one_line())
         return dra.NodeUnprepareResourceResponse()
+
+    async def _release(self, uid: PodUid) -> None:
+        await asyncio.to_thread(self._monitors.hide, uid)
+        await self._tenants.release_claim(uid)
+
+    async def _end_lost(self) -> NoReturn:
+        """End what claims have that no kubelet releases any more, as after a node's reset."""
+        while True:
+            owners = [each.owner for each in self._tenants.shares if each.owner is not None]
+            owners += (await asyncio.to_thread(self._monitors.owners)).values()
+            for owner in {each.uid: each for each in owners if each.is_claim}.values():
+                try:
+                    await self._end_unneeded(owner)
+                except AllotError as error:  # the next look tries again
+                    _log.warning(error.message, claim=f"{owner.namespace}/{owner.pod}")
+                    if isinstance(error, KubeError):
+                        break
+            await asyncio.sleep(self._look_s)
+
+    async def _end_unneeded(self, owner: Owner) -> None:
+        """End what a claim has that is gone or has no device here. Raises `AllotError`."""
+        async with self._locks.hold(owner.uid):  # it may be allocated and prepared again
+            is_needed = await is_allocated(
+                self._api,
+                namespace=owner.namespace,
+                name=owner.pod,
+                uid=owner.uid,
+                driver=DRIVER,
+                pool=self._name,
+            )
+            if not is_needed:
+                await self._release(owner.uid)
+                _log.info("ended a claim without its kubelet", claim=str(owner), uid=owner.uid)
 
     async def _made(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's shares; return the CDI device of each request. Raises `AllotError`."""

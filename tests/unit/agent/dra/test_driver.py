@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,8 +32,8 @@ from allotment.devices.facts import NodeFacts
 from allotment.kube.clients import HttpRequest
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError
-from allotment.model.pods import PodUid
-from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.shares.cdi import CdiContent
 from allotment.shares.folders import StateFolder
 from allotment.shares.monitors import Monitors
@@ -49,6 +50,7 @@ class Shares:
         self.orders: list[ShareOrder] = []
         self.released: list[str] = []
         self.refusal: Exception | None = None
+        self.shares: tuple[Share, ...] = ()
 
     async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
         if self.refusal is not None:
@@ -114,6 +116,8 @@ class Scene:
         self.shares = Shares()
         self.reports = ReportsTwin()
         self.claim = found
+        self.reads = 0
+        self.is_down = False
         self.folder = folder
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
         self.driver = ResourceDriver(
@@ -126,11 +130,15 @@ class Scene:
             reports=self.reports,
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
             kubelet=folder,
+            look_s=0.01,
         )
         self.channel: grpc.aio.Channel
 
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
+            self.reads += 1
+            if self.is_down:
+                return answered({"code": 503}, 503)
             return answered(self.claim, 200) if self.claim else answered({"code": 404}, 404)
         if request.path.endswith("/resourceslices") and request.method == "GET":
             return answered({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -303,6 +311,71 @@ def test_a_release_that_has_to_wait_is_told(folder: Path) -> None:
             answer = await scene.call(method, asked)
             assert answer.claims["u1"].error == ""
             assert scene.shares.released == ["u1", "u1"]
+
+    asyncio.run(story())
+
+
+def left_over(uid: str) -> tuple[Share, ...]:
+    """The share of a claim that an agent finds at its start."""
+    whose = Owner(
+        uid=PodUid(uid),
+        namespace="default",
+        pod="mine",
+        container="gpu",
+        kind=ContainerKind.REGULAR,
+        resource=DRIVER,
+        is_claim=True,
+    )
+    pods = replace(whose, uid=PodUid("pod"), is_claim=False)
+    return tuple(
+        Share(
+            id=ShareId(each.uid),
+            name=str(each),
+            created=1.0,
+            mode="soft",
+            devices=(),
+            injection=Injection.CDI,
+            owner=each,
+        )
+        for each in (whose, pods)
+    )
+
+
+OTHER_NODE = claim(result(pool="n2"))
+UNALLOCATED = {**claim(), "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_ended"),
+    [
+        pytest.param(None, True, id="gone"),
+        pytest.param(claim(result(), uid="u2"), True, id="replaced"),
+        pytest.param(UNALLOCATED, True, id="not allocated"),
+        pytest.param(OTHER_NODE, True, id="on another node"),
+        pytest.param(claim(result()), False, id="needed"),
+    ],
+)
+def test_a_claim_whose_release_was_lost_is_ended(
+    folder: Path, found: dict[str, Any] | None, *, is_ended: bool
+) -> None:
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            scene.is_down = True
+            scene.shares.shares = left_over("u1")
+            await until(lambda: scene.reads > 1)
+            assert scene.shares.released == [], "nothing is ended without an answer"
+            scene.is_down = False
+            if not is_ended:
+                before = scene.reads
+                await until(lambda: scene.reads > before + 2)
+                assert scene.shares.released == []
+                return
+            scene.shares.refusal = BusyError("share x is in use by 1 process (7)")
+            await until(lambda: len(scene.shares.released) > 1)
+            scene.shares.refusal = None
+            before = len(scene.shares.released)
+            await until(lambda: len(scene.shares.released) > before)
+            assert set(scene.shares.released) == {"u1"}
 
     asyncio.run(story())
 
