@@ -22,7 +22,7 @@ from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.mig import MigHold, MigPlace, MigProfile
+from allotment.model.mig import MigPlace, MigProfile, MigSlice
 
 TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
@@ -75,7 +75,9 @@ class GpuState:
     cut: CutGpu | None = None
     """None: it has no MIG, or is not offered in mode mig."""
     taken: TakenPart = field(default=TakenPart())
-    """By shares that are no claims'."""
+    """By shares that are no claims', without slices."""
+    slices: tuple[MigSlice, ...] = ()
+    """Slices that no claim has: of pods, of `allot run`, of other tools."""
     problem: str = ""
     """Why it takes nothing new."""
 
@@ -149,6 +151,7 @@ def _devices(
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // 100)
     unusable = _taints(UNUSABLE, gpu.problem)
     taken = unusable or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
+    closed = taken or (_taints(TAKEN, "slice") if gpu.slices else ())
     is_undivided = not gpu.taken.shares or gpu.taken.mode in {"soft", "mps"}
     if memory and compute:
         yield PoolDevice(
@@ -164,7 +167,7 @@ def _devices(
                     ),
                 },
                 everything,
-                unusable if is_undivided else taken,
+                unusable if is_undivided and not gpu.slices else closed,
                 allowMultipleAllocations=True,
             ),
         )
@@ -179,7 +182,7 @@ def _devices(
                 "multiprocessors": {"value": str(device.sm_count)},
             },
             everything,
-            taken,
+            closed,
         ),
     )
     # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
@@ -230,10 +233,9 @@ def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
 
 
 def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:
-    """Whether no slice of another tool is in the place."""
-    others = (each for each in (gpu.cut.slices if gpu.cut else ()) if each.hold is MigHold.FOREIGN)
+    """Whether no slice is in the place but claims'."""
     return all(
-        each.start >= start + profile.size or each.start + each.size <= start for each in others
+        each.start >= start + profile.size or each.start + each.size <= start for each in gpu.slices
     )
 
 

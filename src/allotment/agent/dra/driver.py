@@ -45,6 +45,7 @@ from allotment.kube.resource_claims import OwnSlices, ResourceClaim, is_allocate
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
 from allotment.model.errors import AllotError, NotFoundError
+from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
 from allotment.model.shares import Injection, ShareId
@@ -124,37 +125,11 @@ class ResourceDriver:
         node = self._node.current
         if node is None or self._read is None:
             return
-        pool = pool_of(list(self._gpus(shares)), self._read)
+        pool = pool_of(gpus_of(self._state, shares, self._read), self._read)
         if pool != self._pool:
             self._pool = pool
             self._renewed.notify()
         self._slices.want(pool.slices, node_uid=node.uid)
-
-    def _gpus(self, shares: Sequence[LoadedShare]) -> Sequence[GpuState]:
-        """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
-        state = self._state
-        others = booked([each for each in shares if not (each.owner and each.owner.is_claim)])
-        all_shares = booked(shares)
-        facts = {each.uuid: each for each in self._read.devices} if self._read else {}
-        gpus = [each for each in state.devices.values() if each.slice_of is None]
-
-        def filled(uuid: str) -> int:
-            booking = all_shares.get(uuid)
-            return booking.memory if booking else 0
-
-        return [
-            GpuState(
-                device=gpu,
-                facts=facts.get(gpu.uuid),
-                cut=state.cut_gpus.get(gpu.uuid),
-                taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
-                if (booking := others.get(gpu.uuid))
-                else TakenPart(),
-                problem=state.unusable.get(gpu.uuid, "")
-                or ("cordoned" if gpu.uuid in state.cordoned else ""),
-            )
-            for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
-        ]
 
     # ---- the kubelet -----------------------------------------------------------------------------
 
@@ -383,6 +358,44 @@ class ResourceDriver:
             candidates=uuids,
             injection=Injection.CDI,
         )
+
+
+def gpus_of(
+    state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None
+) -> Sequence[GpuState]:
+    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
+    claims = {each.id for each in shares if each.owner and each.owner.is_claim}
+    others = booked([each for each in shares if each.id not in claims])
+    everything = booked(shares)
+    by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
+    gpus = [each for each in state.devices.values() if each.slice_of is None]
+
+    def filled(uuid: str) -> int:
+        booking = everything.get(uuid)
+        return booking.memory if booking else 0
+
+    def slices(uuid: str) -> tuple[MigSlice, ...]:
+        cut = state.cut_gpus.get(uuid)
+        return tuple(
+            each
+            for each in (cut.slices if cut else ())
+            if each.hold is not MigHold.IDLE and each.holder not in claims
+        )
+
+    return [
+        GpuState(
+            device=gpu,
+            facts=by_uuid.get(gpu.uuid),
+            cut=state.cut_gpus.get(gpu.uuid),
+            taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
+            if (booking := others.get(gpu.uuid))
+            else TakenPart(),
+            slices=slices(gpu.uuid),
+            problem=state.unusable.get(gpu.uuid, "")
+            or ("cordoned" if gpu.uuid in state.cordoned else ""),
+        )
+        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+    ]
 
 
 def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:

@@ -134,8 +134,9 @@ def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
     device = gpu(0)
     number = next(each.number for each in A100_80 if each.name == "1g.10gb")
     theirs = MigSlice(profile=number, start=2, size=1, hold=MigHold.FOREIGN)
-    pool = pool_of([GpuState(device=device, cut=cut(slices=(theirs,)))], None)
+    pool = pool_of([GpuState(device=device, cut=cut(), slices=(theirs,))], None)
     name = named(device.uuid)
+    assert taints(pool, name) == taints(pool, f"{name}-whole") == [TAKEN]
     assert taints(pool, f"{name}-mig-1g-10gb-2") == [TAKEN]
     assert taints(pool, f"{name}-mig-1g-10gb-3") == []
     assert taints(pool, f"{name}-mig-3g-40gb-0") == [TAKEN]
