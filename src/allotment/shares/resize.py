@@ -84,7 +84,7 @@ def resize(
         if found.owner is not None and found.owner.is_claim:
             raise UsageError(
                 f"share {found.name} is a ResourceClaim's, and has what the claim asks for, which"
-                " Kubernetes lets nobody change",
+                " cannot be changed",
                 hint="make a claim with the new amounts for new pods, and delete the pods that use"
                 f" this one: {found.owner.users_of_claim}",
             )
