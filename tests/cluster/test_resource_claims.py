@@ -19,6 +19,7 @@ from stories import (
     node_agent,
     part,
 )
+from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import tail, wait_until
@@ -74,6 +75,23 @@ def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
     compute = only.devices[0].compute
     assert (compute.guarantee, compute.ceiling) == (3000, 8000)
     assert (str(compute.kind), compute.weight) == ("latency", 200)
+    (status,) = wait_until(lambda: statuses(pods, "tuned"), "a status", explain=node.explain)
+    (ready,) = status["conditions"]
+    assert (ready["type"], ready["status"]) == ("Ready", "True")
+    assert status["data"] == {
+        "share": only.id,
+        "mode": "soft",
+        "enforced": True,
+        "memory_limit_bytes": 4 * GIB,
+        "compute": {"guarantee_percent": 30, "ceiling_percent": 80},
+    }
+
+
+def statuses(pods: Pods, name: str) -> list[Json]:
+    """What the status of a claim says about its devices."""
+    path = f"{API}/namespaces/{pods.namespace}/resourceclaims/{name}"
+    found: list[Json] = pods.cluster.api.get(path).get("status", {}).get("devices", [])
+    return found
 
 
 def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> None:

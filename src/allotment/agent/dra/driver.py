@@ -41,14 +41,23 @@ from allotment.dialects.own.resource_claims import (
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
-from allotment.kube.resource_claims import OwnSlices, ResourceClaim, is_allocated, read_claim
+from allotment.kube.resource_claims import (
+    OwnSlices,
+    PreparedDevice,
+    ResourceClaim,
+    is_allocated,
+    read_claim,
+    write_prepared,
+)
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
+from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, NotFoundError
 from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Injection, ShareId
+from allotment.model.shares import Injection, Share, ShareId
+from allotment.modes import traits_of
 from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
 from allotment.shares.monitors import KIND as MONITOR_KIND
@@ -60,6 +69,7 @@ _log = structlog.get_logger("allotment.agent")
 
 NOT_SERVED: Final = "ClaimsNotServed"
 """Reason of an event on the node."""
+_STATUS: Final = "ClaimStatus"
 _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
 _SOON_S: Final = 10.0
@@ -105,6 +115,7 @@ class ResourceDriver:
         self._kubelet = kubelet
         self._look_s = look_s
         self._locks = PodLocks()
+        self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
         self._slices = OwnSlices(api, node=name, driver=DRIVER)
         self._pool = Pool()
         self._read: NodeFacts | None = None
@@ -118,6 +129,7 @@ class ResourceDriver:
             group.create_task(self._slices.run())
             group.create_task(self._serve())
             group.create_task(self._end_lost())
+            group.create_task(self._write_statuses())
         raise AssertionError  # neither ends by itself
 
     def offer(self, shares: Sequence[LoadedShare]) -> None:
@@ -252,7 +264,34 @@ class ResourceDriver:
                 monitors = await self._shown(claim)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
-        return dra.NodePrepareResourceResponse(devices=_answered(claim, {**shares, **monitors}))
+        names = {request: f"{KIND}={share.device_name}" for request, share in shares.items()}
+        self._statuses.put_nowait((claim, self._prepared_devices(claim, shares)))
+        return dra.NodePrepareResourceResponse(devices=_answered(claim, {**names, **monitors}))
+
+    def _prepared_devices(
+        self, claim: ResourceClaim, shares: Mapping[str, Share]
+    ) -> Sequence[PreparedDevice]:
+        return [
+            PreparedDevice(
+                device=each,
+                data=status_data(share, self._pool.devices[each.device].part),
+                since=share.created,
+            )
+            for each in claim.devices
+            if (share := shares.get(each.request)) is not None
+        ]
+
+    async def _write_statuses(self) -> NoReturn:
+        """Write what claims have into their status; no container waits for that."""
+        while True:
+            claim, devices = await self._statuses.get()
+            try:
+                await write_prepared(self._api, claim, devices, driver=DRIVER)
+            except KubeError as error:  # the share is complete without it
+                if self._reported.is_new(_STATUS, error.message):
+                    _log.warning(error.message, hint=error.hint)
+            else:
+                self._reported.over(_STATUS)
 
     async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
         uid = PodUid(asked.uid)
@@ -296,15 +335,15 @@ class ResourceDriver:
                 await self._release(owner.uid)
                 _log.info("ended a claim without its kubelet", claim=str(owner), uid=owner.uid)
 
-    async def _made(self, claim: ResourceClaim) -> Mapping[str, str]:
-        """Make a claim's shares; return the CDI device of each request. Raises `AllotError`."""
+    async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
+        """Make a claim's shares; return that of each request. Raises `AllotError`."""
         orders = {
             request: self._order(claim, request, group)
             for request, group in _requests(claim, is_admin=False).items()
         }
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-        names = {share.id: f"{KIND}={share.device_name}" for share in shares}
-        return {request: names[order.id] for request, order in orders.items()}
+        by_id = {share.id: share for share in shares}
+        return {request: by_id[order.id] for request, order in orders.items()}
 
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
@@ -396,6 +435,28 @@ def gpus_of(
         )
         for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
     ]
+
+
+def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
+    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
+    profile = part.slice.profile if part.slice is not None else ""
+    device = next(
+        (
+            each
+            for each in share.devices
+            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
+        ),
+        None,
+    )
+    is_enforced = traits_of(share.mode).has_shim
+    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
+    if is_enforced and device is not None:
+        data["memory_limit_bytes"] = device.memory_bytes
+        data["compute"] = {
+            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
+            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
+        }
+    return data
 
 
 def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:

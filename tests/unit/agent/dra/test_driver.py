@@ -62,7 +62,7 @@ class Shares:
                 name=str(order.owner),
                 created=1.0,
                 mode=order.request.mode,
-                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 1),),
+                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 4 << 30),),
                 injection=Injection.CDI,
                 owner=order.owner,
             )
@@ -118,6 +118,8 @@ class Scene:
         self.claim = found
         self.reads = 0
         self.is_down = False
+        self.is_denied = False
+        self.written: list[HttpRequest] = []
         self.folder = folder
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
         self.driver = ResourceDriver(
@@ -136,6 +138,9 @@ class Scene:
 
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
+            if request.method == "PATCH":
+                self.written.append(request)
+                return answered({"code": 403}, 403) if self.is_denied else answered({})
             self.reads += 1
             if self.is_down:
                 return answered({"code": 503}, 503)
@@ -258,6 +263,47 @@ def test_another_drivers_devices_are_left_alone(folder: Path) -> None:
         found = claim(result(), result("nic", "eth0", driver="nic.example.com"))
         async with serving(folder, found) as scene:
             assert [each.device_name for each in (await scene.prepare()).devices] == ["gpu-0"]
+
+    asyncio.run(story())
+
+
+def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> None:
+    theirs = {"driver": "nic.example.com", "pool": "p", "device": "eth0"}
+    found = claim(result())
+    found["metadata"]["resourceVersion"] = "7"
+    found["status"]["devices"] = [theirs]
+
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            scene.is_denied = True
+            assert (await scene.prepare()).error == "", "the share is complete without it"
+            await until(lambda: scene.written)
+            scene.is_denied = False
+            await scene.prepare()
+            await until(lambda: len(scene.written) > 1)
+            path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/mine/status"
+            assert scene.written[-1].path == path
+            document = json.loads(scene.written[-1].body or b"")
+            assert document["metadata"] == {"resourceVersion": "7"}
+            first, own = document["status"]["devices"]
+            assert first == theirs
+            assert [own[key] for key in ("driver", "pool", "device", "shareID")] == [
+                *(DRIVER, "n1", "gpu-0", "s1")
+            ]
+            assert own["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:00:01Z"
+            assert own["data"] == {
+                "share": scene.shares.orders[0].id,
+                "mode": "soft",
+                "enforced": True,
+                "memory_limit_bytes": 4 << 30,
+                "compute": {"guarantee_percent": 0, "ceiling_percent": 100},
+            }
+            # It is so already: nothing is written.
+            scene.claim = {**found, "status": {**found["status"], **document["status"]}}
+            reads = scene.reads
+            await scene.prepare()
+            await until(lambda: scene.reads >= reads + 2)
+            assert len(scene.written) == 2
 
     asyncio.run(story())
 
