@@ -2,6 +2,7 @@
 """Shares of pods by mode, within one pod, without CDI, and on real GPUs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ def test_a_pods_share_is_not_resized_and_not_removed_by_hand(node: Node) -> None
     assert "kubectl -n lab delete pod pod-1" in (caught.value.hint or "")
     lifecycle.destroy(node.folder, lifecycle.find(node.folder, share.id), force=True)
     node.check()
+
+
+def test_a_claims_share_is_neither_and_the_next_step_is_a_claims(node: Node) -> None:
+    whose = replace(owner("gpu", pod="mine"), is_claim=True)
+    share = node.prepare(order(whose=whose))
+    assert share.name == "lab/mine/gpu"
+    loaded = lifecycle.find(node.folder, share.name)
+    change = LimitChange(memory=parse_memory("1Gi"))
+    with pytest.raises(UsageError, match="is a ResourceClaim's") as refused:
+        resize(node.folder, share.id, change, node.devices, force=False)
+    with pytest.raises(BusyError, match="belongs to a ResourceClaim") as caught:
+        lifecycle.destroy(node.folder, loaded, force=False)
+    for hint in (refused.value.hint, caught.value.hint):
+        assert "kubectl -n lab describe resourceclaim mine" in (hint or "")
 
 
 def test_an_ended_init_containers_part_goes_on_to_the_next(node: Node) -> None:
