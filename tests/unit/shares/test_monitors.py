@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pod_node import Node, owner
 
 from allotment.model.pods import PodUid
 from allotment.model.shares import ShareId
+from allotment.model.structs import replace
 from allotment.shares.monitors import Monitors
 
 ONE = ShareId("0123456789ab")

@@ -2,7 +2,6 @@
 """Shares of pods by mode, within one pod, without CDI, and on real GPUs."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from allotment.model.pods import ContainerKind
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares

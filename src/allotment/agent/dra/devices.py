@@ -213,7 +213,8 @@ def _ways(
     """Yield a GPU as a device for parts and one for the whole."""
     device = gpu.device
     everything = [{"counterSet": name, "counters": _values(counters)}]
-    memory = max(0, device.allottable_bytes - gpu.taken.memory) // _MIB * _MIB
+    total = device.memory_bytes - device.reserved_bytes  # also while it is in MIG mode
+    memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
     unusable, closed = _unusable(gpu), _closed(gpu)
     is_undivided = not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
