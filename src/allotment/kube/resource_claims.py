@@ -270,6 +270,8 @@ class OwnSlices(Followed[_Slice, _Stored]):
         self._wanted: tuple[Content, ...] | None = None
         self._written: dict[str, tuple[Content, Mapping[str, Any]]] = {}
         """What was last written to each slice, and what the server made of it."""
+        self._latest: dict[str, _Stored] = {}
+        """The answers to our writes."""
         self._backoff = Backoff(first_s=0.1, most_s=10.0)
 
     def want(self, contents: Sequence[Content], *, node_uid: str) -> None:
@@ -328,7 +330,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
     def _plan(self) -> tuple[list[int], list[_Stored]]:
         """Return the numbers of the slices to write, and those to delete."""
         wanted = self._wanted or ()
-        there = {each.name: each for each in self._following.values.values()}
+        there = self._there()
         names = [self._name(number) for number in range(len(wanted))]
         surplus = [each for name, each in there.items() if name not in names]
         changed = [
@@ -336,7 +338,17 @@ class OwnSlices(Followed[_Slice, _Stored]):
             for number, (name, content) in enumerate(zip(names, wanted, strict=True))
             if not self._is_as(content, there.get(name), count=len(wanted))
         ]
+        if len({_generation(each) for each in there.values()}) > 1:  # a write was cut off
+            changed = list(range(len(wanted)))
         return changed, surplus
+
+    def _there(self) -> dict[str, _Stored]:
+        """Return the slices by name, as the server has them: a watch may be late."""
+        found = {each.name: each for each in self._following.values.values()}
+        for name, latest in self._latest.items():
+            if name in found and _generation(found[name]) < _generation(latest):
+                found[name] = latest
+        return found
 
     def _is_as(self, content: Content, stored: _Stored | None, *, count: int) -> bool:
         if stored is None or stored.spec.get("pool", {}).get("resourceSliceCount") != count:
@@ -350,8 +362,8 @@ class OwnSlices(Followed[_Slice, _Stored]):
         changed, surplus = self._plan()
         if not changed and not surplus:
             return
-        stored = {each.name: each for each in self._following.values.values()}
-        generations = {each.spec.get("pool", {}).get("generation", 0) for each in stored.values()}
+        stored = self._there()
+        generations = {_generation(each) for each in stored.values()}
         generation = max(generations, default=0)
         if len(changed) > 1 or surplus or len(generations) > 1 or len(stored) != len(wanted):
             generation += 1
@@ -400,7 +412,8 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 },
                 asked=f"create ResourceSlice {name}",
             )
-        self._written[name] = content, _content(_SLICE.decode(answer).spec)
+        self._latest[name] = after = _stored(_SLICE.decode(answer))
+        self._written[name] = content, _content(after.spec)
 
     def _name(self, number: int) -> str:
         return f"{self._node}-{self._driver}-{number:02d}"
@@ -413,6 +426,10 @@ _FIXED: Final = {"driver", "nodeName", "pool"}
 
 def _stored(item: _Slice) -> _Stored:
     return _Stored(item.metadata.name, item.metadata.uid, item.spec)
+
+
+def _generation(stored: _Stored) -> int:
+    return int(stored.spec.get("pool", {}).get("generation", 0))
 
 
 def _content(spec: Mapping[str, Any]) -> dict[str, Any]:
