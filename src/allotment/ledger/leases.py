@@ -242,7 +242,7 @@ def _changed(directory: Path, call: Callable[[], int]) -> int:
 
 
 class KeptContracts:
-    """Contracts that stay open for writing, so that the kernel gives nobody a lease on them.
+    """Contracts that stay open for writing, so that the kernel grants no lease on them.
 
     Root in a container, which may only read a contract, could take one (fcntl(2), F_SETLEASE): an
     opening for writing waits then, or fails. To keep a contract ends a lease, after
