@@ -12,7 +12,7 @@ from api_server_twin import Reply, Watch, answered, api_of, impatient, listed, r
 from allotment.kube.clients import HttpRequest
 from allotment.kube.resource_claims import OwnSlices
 
-CONTENTS = ({"sharedCounters": []}, {"devices": [{"name": "gpu-0"}]})
+CONTENTS: tuple[dict[str, Any], ...] = ({"sharedCounters": []}, {"devices": [{"name": "gpu-0"}]})
 
 
 def stored(number: int, generation: int, content: dict[str, Any]) -> dict[str, Any]:
