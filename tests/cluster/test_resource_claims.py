@@ -20,9 +20,12 @@ from stories import (
     node_agent,
     part,
 )
+from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import tail, wait_until
+
+LOOK = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim"
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,23 @@ def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
     compute = only.devices[0].compute
     assert (compute.guarantee, compute.ceiling) == (3000, 8000)
     assert (str(compute.kind), compute.weight) == ("latency", 200)
+    (status,) = wait_until(lambda: statuses(pods, "tuned"), "a status", explain=node.explain)
+    (ready,) = status["conditions"]
+    assert (ready["type"], ready["status"]) == ("Ready", "True")
+    assert status["data"] == {
+        "share": only.id,
+        "mode": "soft",
+        "enforced": True,
+        "memory_limit_bytes": 4 * GIB,
+        "compute": {"guarantee_percent": 30, "ceiling_percent": 80},
+    }
+
+
+def statuses(pods: Pods, name: str) -> list[Json]:
+    """What the status of a claim says about its devices."""
+    path = f"{API}/namespaces/{pods.namespace}/resourceclaims/{name}"
+    found: list[Json] = pods.cluster.api.get(path).get("status", {}).get("devices", [])
+    return found
 
 
 def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> None:
@@ -223,3 +243,34 @@ def test_the_examples_run_as_they_are(node: NodeAgent, pods: Pods) -> None:
     ):
         print(f"$ kubectl {command}\n{kubectl(*command.split())}")  # noqa: T201 - for the guide
     wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)
+
+
+def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods) -> None:
+    """`adminAccess`: it books nothing, and has no limit."""
+    claim(pods, "whole", {"name": "gpu", "exactly": {"deviceClassName": DRIVER}})
+    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
+    used = burnt(pods, "whole").uuid
+    pods.cluster.api.patch(
+        f"/api/v1/namespaces/{pods.namespace}",
+        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+    )
+    everything = {
+        "deviceClassName": "monitor.allotment.dev",
+        "adminAccess": True,
+        "allocationMode": "All",
+        "tolerations": [{"operator": "Exists"}],
+    }
+    claim(pods, "watch", {"name": "all", "exactly": everything})
+    pods.create(claiming("watch", ["sh", "-c", LOOK], "watch"))
+    pods.wait_phase("watch", "Succeeded")
+    seen = pods.logs("watch")
+    assert all(uuid in seen for uuid in node.gpus())
+    assert used in seen
+    assert "no shim" in seen
+    (only,) = node.shares()
+    assert only.owner is not None
+    assert only.owner.pod == "whole"
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the share")
+    specs = node.cluster.node.path("/run/cdi")
+    wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)

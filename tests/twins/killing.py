@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills an operation at any of its steps."""
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from allotment.model.errors import DoesNotFitError, UsageError
+from allotment.shares.failpoints import KILL_VARIABLE
 
 _KILLED = 77
 _STEPS = frozenset(
@@ -44,4 +47,15 @@ def kill_after(steps: int, root: Path, operation: Callable[[], object]) -> bool:
         pass  # refused before it came so far
     except BaseException:  # noqa: BLE001 - the child must not go on as the test
         os._exit(1)
+    os._exit(0)
+
+
+def killed_at(point: str, operation: Callable[[], object]) -> bool:
+    """Run an operation in a child that dies at a failpoint; return whether it came there."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    os.environ[KILL_VARIABLE] = point
+    with contextlib.suppress(BaseException):  # the child must not go on as the test
+        operation()
     os._exit(0)

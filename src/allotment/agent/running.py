@@ -66,6 +66,7 @@ from allotment.model.reported import Reported
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import without_own
 from allotment.shares.folders import StateFolder
+from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.shares.process_tree import unseen_processes
@@ -298,6 +299,7 @@ class _Agent:
                 name=settings.node,
                 state=state,
                 tenants=self._tenants,
+                monitors=Monitors(folder, cdi_folder=settings.cdi_folder, sight=self._shares.sight),
                 reports=self._reports,
                 facts=self._facts.read,
                 set_time_slice=partial(set_time_slice, machine=self._machine),

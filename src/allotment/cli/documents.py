@@ -132,6 +132,7 @@ def owner_document(owner: "Owner") -> Document:
         "kind": str(owner.kind),
         "uid": owner.uid,
         "resource": owner.resource,
+        "claim": owner.is_claim,
     }
 
 

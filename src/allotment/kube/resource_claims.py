@@ -3,6 +3,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -59,6 +60,7 @@ class _Allocation(Narrow):
 
 class _Status(Narrow):
     allocation: _Allocation | None = None
+    devices: list[dict[str, Any]] | None = None
 
 
 class _Capacity(Narrow):
@@ -117,9 +119,8 @@ async def read_claim(
     api: Api, *, namespace: str, name: str, uid: str, driver: str
 ) -> ResourceClaim:
     """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`."""
-    path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
-    found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
-    if found is None or found.metadata.uid != uid:
+    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    if found is None:
         raise StateError(
             f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
             hint="the kubelet asks again for the present one, if a pod uses it",
@@ -208,6 +209,80 @@ def _within(level: _Written, where: str, driver: str) -> Iterator[Parameters]:
     for name, inner in (("devices", level.devices), ("spec", level.spec)):
         if inner is not None:
             yield from _within(inner, f"{where}.{name}" if where else name, driver)
+
+
+async def is_allocated(
+    api: Api, *, namespace: str, name: str, uid: str, driver: str, pool: str
+) -> bool:
+    """Return whether a claim exists and has devices of a driver's pool. Raises `KubeError`."""
+    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    allocation = found.status.allocation if found and found.status else None
+    results = allocation.devices.results if allocation and allocation.devices else None
+    return any((each.driver, each.pool) == (driver, pool) for each in results or ())
+
+
+class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the status of a claim says about one of its devices that is prepared."""
+
+    device: AllocatedDevice
+    data: Mapping[str, Any]
+    """Under 10 KiB of JSON."""
+    since: float
+    """Seconds after the epoch."""
+
+
+async def write_prepared(
+    api: Api, claim: ResourceClaim, devices: Sequence[PreparedDevice], *, driver: str
+) -> None:
+    """Write `status.devices` of a driver's devices: ready, with data. Raises `KubeError`.
+
+    By a merge patch on the version read. The API server compares opaque parameters byte by byte
+    (1.36): server-side apply sorts their keys, and it refuses that as a changed allocation. So it
+    refuses any status of a claim whose JSON was posted with spaces. Needs the verb
+    `associated-node:patch` for resourceclaims/driver.
+    """
+    found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    if found is None:
+        return
+    present = (found.status.devices if found.status else None) or []
+    devices_after = [each for each in present if each.get("driver") != driver]
+    devices_after += [_prepared(each, driver) for each in devices]
+    if devices_after == present:
+        return
+    path = f"{API}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
+    version = found.metadata.resource_version
+    await api.patch(
+        path,
+        {"metadata": {"resourceVersion": version}, "status": {"devices": devices_after}},
+        asked=f"write the status of ResourceClaim {claim}",
+    )
+
+
+def _prepared(prepared: PreparedDevice, driver: str) -> dict[str, Any]:
+    device = prepared.device
+    since = datetime.fromtimestamp(int(prepared.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Prepared",
+        "message": "",
+        "lastTransitionTime": since,
+    }
+    return {
+        "driver": driver,
+        "pool": device.pool,
+        "device": device.device,
+        **({"shareID": device.share_id} if device.share_id else {}),
+        "conditions": [ready],
+        "data": prepared.data,
+    }
+
+
+async def _find(api: Api, *, namespace: str, name: str, uid: str) -> _Claim | None:
+    """Return a claim; None: it is gone, or another one has its name."""
+    path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
+    found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
+    return found if found is not None and found.metadata.uid == uid else None
 
 
 def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:

@@ -91,6 +91,16 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     is_claim: bool = False
 
     @property
+    def part(self) -> str:
+        """`container NAME`, or `request NAME` of a claim, for messages."""
+        return f"{'request' if self.is_claim else 'container'} {self.container}"
+
+    @property
+    def users_of_claim(self) -> str:
+        """The command that lists the pods of a claim, for hints."""
+        return f"kubectl -n {self.namespace} describe resourceclaim {self.pod}"
+
+    @property
     def name(self) -> str:
         """Its container's, by which its phases are known (`model.accounting`)."""
         return self.container

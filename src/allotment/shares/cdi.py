@@ -36,6 +36,7 @@ DEFAULT_FOLDER = Path("/var/run/cdi")
 """For temporary specs; the runtimes' other folder, /etc/cdi, is for permanent ones."""
 
 _PREFIX = "allotment.dev-share-"
+_MONITOR_PREFIX = "allotment.dev-monitor-"
 _OLD_S = 600.0  # a draft exists for a millisecond
 _INSIDE = "/run/allotment"
 # The default library folders of any glibc: Debian's and Red Hat's.
@@ -81,6 +82,10 @@ def spec_name(share: ShareId) -> str:
     return f"{_PREFIX}{share}.json"
 
 
+def monitor_spec_name(monitor: ShareId) -> str:
+    return f"{_MONITOR_PREFIX}{monitor}.json"
+
+
 def preload_line(shim: Path) -> str:
     """The content of a container's ld.so.preload: the shim's path inside."""
     return f"{_INSIDE}/shim/{shim.parent.name}/{shim.name}\n"
@@ -89,6 +94,20 @@ def preload_line(shim: Path) -> str:
 def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
     """The spec of one share: a device with the name of the share, or the id of an owned one."""
     seats = len(share.devices) if traits_of(share.mode).takes_turns else 0
+    return document_of(KIND, share.device_name, edits_of(content, devices=seats))
+
+
+def document_of(kind: str, name: str, edits: Edits) -> dict[str, Any]:
+    """Return a spec with one device."""
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": kind,
+        "devices": [{"name": name, "containerEdits": edits}],
+    }
+
+
+def edits_of(content: CdiContent, *, devices: int) -> Edits:
+    """Return the edits of a container; `devices` as for `mounts_of`."""
     edits: Edits = {
         "mounts": [
             _mount(
@@ -96,18 +115,14 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
                 mount.container_path,
                 ["ro" if mount.is_read_only else "rw", *_EXECUTABLE],
             )
-            for mount in mounts_of(content, devices=seats)
+            for mount in mounts_of(content, devices=devices)
         ]
     }
     if content.environment:
         edits["env"] = [f"{name}={value}" for name, value in content.environment.items()]
     for key, values in (content.driver or {}).items():
         edits.setdefault(key, []).extend(values)
-    return {
-        "cdiVersion": CDI_VERSION,
-        "kind": KIND,
-        "devices": [{"name": share.device_name, "containerEdits": edits}],
-    }
+    return edits
 
 
 def mounts_of(content: CdiContent, *, devices: int) -> tuple[HostMount, ...]:
@@ -215,8 +230,8 @@ def write_spec(path: Path, spec: Mapping[str, Any]) -> None:
 
 
 def remove_spec(path: Path) -> None:
-    """Remove a share's spec file, if it exists. Raises `StateError`."""
-    if not path.name.startswith(_PREFIX):
+    """Remove the spec file of a share or a monitor, if it exists. Raises `StateError`."""
+    if not path.name.startswith((_PREFIX, _MONITOR_PREFIX)):
         return  # a changed record must not make us remove other files
     try:
         path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@
     modes/UUID.json         the modes that a GPU may have, if restricted
     mig/UUID/               our MIG slices, and the lock for choosing their places
     mps/UUID/               the files of a GPU's MPS control daemon
+    monitors/ID/            a claim's container that sees GPUs and takes nothing of them
     shim/HASH/              an immutable copy of the shim, named by its content
     simulated/              simulated machines, a copy of the simulated libraries, loader caches
 
@@ -107,6 +108,7 @@ class StateFolder:
         self.modes = root / "modes"
         self.mps = root / "mps"
         self.mig = root / "mig"
+        self.monitors = root / "monitors"
         self.shims = root / "shim"
         self.simulated = root / "simulated"
         self.libraries = self.simulated / "lib"

@@ -303,6 +303,13 @@ def destroy(folder: StateFolder, loaded: LoadedShare, *, force: bool) -> None:
                 hint="end them first, or add --force: they keep running, with memory that is booked"
                 " no longer and the compute that others leave",
             )
+        if current.owner and current.owner.is_claim and not force:
+            raise BusyError(
+                f"share {current.name} belongs to a ResourceClaim: its containers may start again"
+                " and need it",
+                hint=f"delete the pods that use the claim ({current.owner.users_of_claim} lists"
+                " them), and the node agent removes it; or add --force",
+            )
         if current.owner and not force:
             raise BusyError(
                 f"share {current.name} belongs to a pod: its container may start again and need it",

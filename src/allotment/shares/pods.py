@@ -302,6 +302,18 @@ class PodShares:
         nodes = self._driver_edits(devices).get("deviceNodes", ())
         return tuple(str(each["path"]) for each in nodes)
 
+    def sight(self, directory: Path, visible: Path, devices: Sequence[Device]) -> cdi.CdiContent:
+        """Return how a container sees devices without a share of them (`monitors`).
+
+        `visible` is a file that lists them, for a simulated machine.
+        """
+        if self._machine is None:
+            return cdi.CdiContent(directory=directory, driver=self._driver_edits(devices))
+        _, libraries = self._copied()
+        return cdi.CdiContent(
+            directory=directory, machine=self._machine, libraries=libraries, visible=visible
+        )
+
     # ---- how -------------------------------------------------------------------------------------
 
     def _create(

@@ -81,6 +81,13 @@ def resize(
     with folder.locked():
         shares = recover(folder)
         found = find(folder, name)
+        if found.owner is not None and found.owner.is_claim:
+            raise UsageError(
+                f"share {found.name} is a ResourceClaim's, and has what the claim asks for, which"
+                " cannot be changed",
+                hint="make a claim with the new amounts for new pods, and delete the pods that use"
+                f" this one: {found.owner.users_of_claim}",
+            )
         if found.owner is not None:
             raise UsageError(
                 f"share {found.name} is a pod's, and has what its pod asks for",

@@ -123,7 +123,7 @@ class Api:
         media_type: str = "application/json",
     ) -> bytes:
         target = f"{path}?{urlencode(query)}" if query else path
-        content = None if body is None else json.dumps(body).encode()
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": media_type}
         status, answer = self._send(method, target, content, headers)
         if status >= http.client.BAD_REQUEST:

@@ -13,6 +13,21 @@ from testbed.waiting import TestbedError
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _AGENT = {"kind": "User", "name": "agent", "apiGroup": "rbac.authorization.k8s.io"}
 
+_OF_NO_NODE: Json = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "of-no-node"},
+    "rules": [
+        {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceclaims/driver"],
+            "resourceNames": ["gpu.allotment.dev"],
+            "verbs": ["arbitrary-node:patch"],
+        }
+    ],
+}
+"""In place of the manifest's `associated-node:patch`: only a pod's token names its node."""
+
 
 def bind_agent(api: Api, manifest: Path) -> None:
     """Applies the manifest's namespaces and roles, and binds the user `agent` to each role.
@@ -28,6 +43,7 @@ def bind_agent(api: Api, manifest: Path) -> None:
         raise TestbedError(f"{manifest} has no role")
     for role in roles:
         _bind(api, role)
+    _bind(api, _OF_NO_NODE)
 
 
 def apply_config(api: Api, manifest: Path) -> str:

@@ -14,6 +14,7 @@ from allotment.model.pods import ContainerKind
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
@@ -84,6 +85,20 @@ def test_a_pods_share_is_not_resized_and_not_removed_by_hand(node: Node) -> None
     assert "kubectl -n lab delete pod pod-1" in (caught.value.hint or "")
     lifecycle.destroy(node.folder, lifecycle.find(node.folder, share.id), force=True)
     node.check()
+
+
+def test_a_claims_share_is_neither_and_the_next_step_is_a_claims(node: Node) -> None:
+    whose = replace(owner("gpu", pod="mine"), is_claim=True)
+    share = node.prepare(order(whose=whose))
+    assert share.name == "lab/mine/gpu"
+    loaded = lifecycle.find(node.folder, share.name)
+    change = LimitChange(memory=parse_memory("1Gi"))
+    with pytest.raises(UsageError, match="is a ResourceClaim's") as refused:
+        resize(node.folder, share.id, change, node.devices, force=False)
+    with pytest.raises(BusyError, match="belongs to a ResourceClaim") as caught:
+        lifecycle.destroy(node.folder, loaded, force=False)
+    for hint in (refused.value.hint, caught.value.hint):
+        assert "kubectl -n lab describe resourceclaim mine" in (hint or "")
 
 
 def test_an_ended_init_containers_part_goes_on_to_the_next(node: Node) -> None:

@@ -46,13 +46,13 @@ class ShareEvents:
         self._made(share, READY, f": {describe(share)}", is_warning=False)
         if share.owner is None:
             return
-        container = share.owner.container
+        part, container = share.owner.part, share.owner.container
         notes = [(SMALL, memory_warning(share))]
         if pod is not None:
             notes += [(UNGUARDED, text) for text in guards_missing(pod, container)]
         for reason, text in notes:
             if text:
-                message = f"container {container}: {text}"
+                message = f"{part}: {text}"
                 self._reports.pod(share.owner, reason, message, is_warning=True)
 
     def refused(
@@ -92,7 +92,7 @@ class ShareEvents:
         owner = share.owner
         if owner is not None:
             self._last.get(owner.uid, {}).pop(share.id, None)
-            text = f"container {owner.container}: {describe(share)}"
+            text = f"{owner.part}: {describe(share)}"
             self._reports.pod(owner, RESIZED, text, is_warning=False)
 
     def resize_refused(self, pod: Pod, share: Share, wish: str, error: AllotError) -> None:
@@ -127,7 +127,7 @@ class ShareEvents:
         owner = share.owner
         if owner is not None:
             self._last.get(owner.uid, {}).pop(share.id, None)
-            text = f"container {owner.container}{text}"
+            text = f"{owner.part}{text}"
             self._reports.pod(owner, reason, text, is_warning=is_warning)
 
     def _is_new(self, uid: PodUid, share: ShareId | None, key: str, text: str) -> bool:

@@ -27,7 +27,7 @@ from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.mig import MigHold, MigPlace, MigProfile
+from allotment.model.mig import MigPlace, MigProfile, MigSlice
 from allotment.model.structs import replace
 from allotment.modes import ledger_mode
 
@@ -35,6 +35,8 @@ TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
 UNUSABLE: Final = "allotment.dev/unusable"
 """A taint: the GPU takes nothing new, for the reason in its value."""
+MONITOR: Final = "allotment.dev/monitor"
+"""A taint of each device that is for monitors alone."""
 DEFAULT_COMPUTE: Final = 5
 """Percent of a GPU's time that a claim consumes if it names no amount."""
 
@@ -60,6 +62,8 @@ class DeviceType(StrEnum):
     """A whole GPU."""
     MIG = "mig"
     """A place for a MIG slice, which is cut when a pod needs it."""
+    MONITOR = "monitor"
+    """The sight of a GPU, for claims with adminAccess."""
 
 
 class PoolDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +90,9 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     cut: CutGpu | None = None
     """None: it has no MIG, or is not offered in mode mig."""
     taken: TakenPart = msgspec.field(default=TakenPart())
-    """By shares that are no claims'."""
+    """By shares that are no claims', without slices."""
+    slices: tuple[MigSlice, ...] = ()
+    """Slices that no claim has: of pods, of `allot run`, of other tools."""
     problem: str = ""
     """Why it takes nothing new."""
 
@@ -164,6 +170,11 @@ def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
     return _unusable(gpu) or _taints(TAKEN, gpu.taken.mode or "share" if gpu.taken.shares else "")
 
 
+def _closed(gpu: GpuState) -> Sequence[Mapping[str, str]]:
+    """Return the taint of devices that need a GPU without slices."""
+    return _taken(gpu) or (_taints(TAKEN, "slice") if gpu.slices else ())
+
+
 def _gpu(
     gpu: GpuState, name: str, common: Mapping[str, object], counters: Mapping[str, int]
 ) -> Iterator[PoolDevice]:
@@ -190,7 +201,7 @@ def _gpu(
                 },
             },
             [{"counterSet": name, "counters": _values(counters)}],
-            _taken(gpu),
+            _closed(gpu),
             allowMultipleAllocations=True,
         ),
     )
@@ -202,9 +213,10 @@ def _ways(
     """Yield a GPU as a device for parts and one for the whole."""
     device = gpu.device
     everything = [{"counterSet": name, "counters": _values(counters)}]
-    memory = max(0, device.allottable_bytes - gpu.taken.memory) // _MIB * _MIB
+    total = device.memory_bytes - device.reserved_bytes  # also while it is in MIG mode
+    memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
-    unusable, taken = _unusable(gpu), _taken(gpu)
+    unusable, closed = _unusable(gpu), _closed(gpu)
     is_undivided = not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
     if memory and compute:
         yield PoolDevice(
@@ -220,7 +232,7 @@ def _ways(
                     ),
                 },
                 everything,
-                unusable if is_undivided else taken,
+                unusable if is_undivided and not gpu.slices else closed,
                 allowMultipleAllocations=True,
             ),
         )
@@ -235,7 +247,19 @@ def _ways(
                 "multiprocessors": {"value": str(device.sm_count)},
             },
             everything,
-            taken,
+            closed,
+        ),
+    )
+    # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
+    yield PoolDevice(
+        name=f"{name}-monitor",
+        part=DevicePart(uuid=device.uuid, is_monitor=True),
+        document=_document(
+            f"{name}-monitor",
+            {**common, "type": DeviceType.MONITOR},
+            {},
+            (),
+            _taints(MONITOR, "admin-access"),
         ),
     )
 
@@ -279,10 +303,9 @@ def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
 
 
 def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:
-    """Whether no slice of another tool is in the place."""
-    others = (each for each in (gpu.cut.slices if gpu.cut else ()) if each.hold is MigHold.FOREIGN)
+    """Whether no slice is in the place but claims'."""
     return all(
-        each.start >= start + profile.size or each.start + each.size <= start for each in others
+        each.start >= start + profile.size or each.start + each.size <= start for each in gpu.slices
     )
 
 
@@ -335,8 +358,8 @@ def _document(
         "attributes": {
             key: _value(value) for key, value in attributes.items() if value is not None
         },
-        "capacity": capacity,
-        "consumesCounters": counters,
+        **({"capacity": capacity} if capacity else {}),
+        **({"consumesCounters": counters} if counters else {}),
         **({"taints": list(taints)} if taints else {}),
         **more,
     }

@@ -21,6 +21,7 @@ import grpc.aio
 import structlog
 
 from allotment.agent.allocation.tenants import Tenants
+from allotment.agent.allocation.waiting import PodLocks
 from allotment.agent.dra.devices import GpuState, Pool, PoolDevice, pool_of
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
@@ -37,20 +38,33 @@ from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     AllocatedDevice,
     ClaimSharing,
+    DevicePart,
     request_for,
 )
 from allotment.kube.clients import Api
+from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
-from allotment.kube.resource_claims import OwnSlices, ResourceClaim, read_claim
+from allotment.kube.resource_claims import (
+    OwnSlices,
+    PreparedDevice,
+    ResourceClaim,
+    is_allocated,
+    read_claim,
+    write_prepared,
+)
 from allotment.kube.watching import Signal
 from allotment.model.clusters import TakenPart
-from allotment.model.errors import AllotError, NoDevicesError, NotFoundError, UsageError
-from allotment.model.modes import traits_of
+from allotment.model.compute import WHOLE
+from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
+from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
 from allotment.model.shares import Injection, Share, ShareId
+from allotment.modes import traits_of
 from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
+from allotment.shares.monitors import KIND as MONITOR_KIND
+from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
@@ -58,6 +72,7 @@ _log = structlog.get_logger("allotment.agent")
 
 NOT_SERVED: Final = "ClaimsNotServed"
 """Reason of an event on the node."""
+_STATUS: Final = "ClaimStatus"
 _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
 _SOON_S: Final = 10.0
@@ -65,6 +80,8 @@ _SOON_S: Final = 10.0
 _BYE_S: Final = 0.5
 _RETRY_S: Final = 30.0
 _FACTS_S: Final = 1.0
+_LOOK_S: Final = 300.0
+"""Between two looks for claims whose release was lost."""
 _HEALTH_S: Final = 30
 """A device without news for so long is unknown to the kubelet."""
 
@@ -81,15 +98,18 @@ class ResourceDriver:
         name: str,
         state: NodeState,
         tenants: Tenants,
+        monitors: Monitors,
         reports: Reports,
         facts: Callable[[], NodeFacts],
         set_time_slice: Callable[[str, TimeSlice], None],
         kubelet: Path,
+        look_s: float = _LOOK_S,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
-        is the kubelet's folder, `/var/lib/kubelet`.
+        is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
+        not needed.
         """
         self._api = api
         self._node = node
@@ -97,11 +117,15 @@ class ResourceDriver:
         self._name = name
         self._state = state
         self._tenants = tenants
+        self._monitors = monitors
         self._reports = reports
         self._reported = Reported[str]()
         self._facts = facts
         self._set_time_slice = set_time_slice
         self._kubelet = kubelet
+        self._look_s = look_s
+        self._locks = PodLocks()
+        self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
         self._slices = OwnSlices(api, node=name, driver=driver)
         self._pool = Pool()
         self._read: NodeFacts | None = None
@@ -119,6 +143,8 @@ class ResourceDriver:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._serve())
+            group.create_task(self._end_lost())
+            group.create_task(self._write_statuses())
         raise AssertionError  # neither ends by itself
 
     def offer(self, shares: Sequence[LoadedShare], *, is_published: bool = True) -> None:
@@ -130,7 +156,9 @@ class ResourceDriver:
         if node is None or self._read is None:
             return
         pool = pool_of(
-            list(self._gpus(shares)), self._read, is_nvidias=self._driver == NVIDIAS_DRIVER
+            gpus_of(self._state, shares, self._read),
+            self._read,
+            is_nvidias=self._driver == NVIDIAS_DRIVER,
         )
         if pool != self._pool:
             self._pool = pool
@@ -141,32 +169,6 @@ class ResourceDriver:
     def is_settled(self) -> bool:
         """Whether the cluster has the pool as it was offered last."""
         return self._slices.is_settled
-
-    def _gpus(self, shares: Sequence[LoadedShare]) -> Sequence[GpuState]:
-        """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
-        state = self._state
-        others = booked([each for each in shares if not (each.owner and each.owner.is_claim)])
-        all_shares = booked(shares)
-        facts = {each.uuid: each for each in self._read.devices} if self._read else {}
-        gpus = [each for each in state.devices.values() if each.slice_of is None]
-
-        def filled(uuid: str) -> int:
-            booking = all_shares.get(uuid)
-            return booking.memory if booking else 0
-
-        return [
-            GpuState(
-                device=gpu,
-                facts=facts.get(gpu.uuid),
-                cut=state.cut_gpus.get(gpu.uuid),
-                taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
-                if (booking := others.get(gpu.uuid))
-                else TakenPart(),
-                problem=state.unusable.get(gpu.uuid, "")
-                or ("cordoned" if gpu.uuid in state.cordoned else ""),
-            )
-            for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
-        ]
 
     # ---- the kubelet -----------------------------------------------------------------------------
 
@@ -276,21 +278,47 @@ class ResourceDriver:
 
     async def _prepared(self, asked: dra.Claim) -> dra.NodePrepareResourceResponse:
         try:
-            claim = await read_claim(
-                self._api,
-                namespace=asked.namespace,
-                name=asked.name,
-                uid=asked.uid,
-                driver=self._driver,
-            )
-            orders = await self._orders(claim)
-            shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-            await self._slice_time(claim, orders)
+            async with self._locks.hold(PodUid(asked.uid)):
+                claim = await read_claim(
+                    self._api,
+                    namespace=asked.namespace,
+                    name=asked.name,
+                    uid=asked.uid,
+                    driver=self._driver,
+                )
+                await self._wait_for(each.device for each in claim.devices)
+                shares = await self._made(claim)
+                monitors = await self._shown(claim)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
-        by_id = {share.id: share for share in shares}
-        by_request = {request: by_id[order.id] for request, order in orders.items()}
-        return dra.NodePrepareResourceResponse(devices=_answered(claim, by_request))
+        names = {request: f"{KIND}={share.device_name}" for request, share in shares.items()}
+        self._statuses.put_nowait((claim, self._prepared_devices(claim, shares)))
+        return dra.NodePrepareResourceResponse(devices=_answered(claim, {**names, **monitors}))
+
+    def _prepared_devices(
+        self, claim: ResourceClaim, shares: Mapping[str, Share]
+    ) -> Sequence[PreparedDevice]:
+        return [
+            PreparedDevice(
+                device=each,
+                data=status_data(share, self._pool.devices[each.device].part),
+                since=share.created,
+            )
+            for each in claim.devices
+            if (share := shares.get(each.request)) is not None
+        ]
+
+    async def _write_statuses(self) -> NoReturn:
+        """Write what claims have into their status; no container waits for that."""
+        while True:
+            claim, devices = await self._statuses.get()
+            try:
+                await write_prepared(self._api, claim, devices, driver=self._driver)
+            except KubeError as error:  # the share is complete without it
+                if self._reported.is_new(_STATUS, error.message):
+                    _log.warning(error.message, hint=error.hint)
+            else:
+                self._reported.over(_STATUS)
 
     async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
         """Set the time slices that a claim's parameters name. Raises `AllotError`: none is kept."""
@@ -328,25 +356,71 @@ class ResourceDriver:
         return TimeSlice(self._state.offer.time_slices.get(uuid, TimeSlice.DEFAULT))
 
     async def _released(self, asked: dra.Claim) -> dra.NodeUnprepareResourceResponse:
+        uid = PodUid(asked.uid)
         try:
-            await self._unslice_time(asked.uid)
-            await self._tenants.release_claim(PodUid(asked.uid))
+            async with self._locks.hold(uid):
+                await self._release(uid)
         except AllotError as error:
             return dra.NodeUnprepareResourceResponse(error=error.one_line())
         return dra.NodeUnprepareResourceResponse()
 
-    async def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
-        """Return the order of each request's share. Raises `AllotError`."""
-        groups: dict[str, list[AllocatedDevice]] = {}
-        for each in claim.devices:
-            if each.is_admin:
-                raise UsageError(
-                    f"ResourceClaim {claim}, request {each.request}: adminAccess is not served",
-                    hint="monitor with `allot top`, `allot ps` or the agent's metrics",
-                )
-            groups.setdefault(each.request, []).append(each)
-        await self._wait_for(each.device for each in claim.devices)
-        return {request: self._order(claim, request, group) for request, group in groups.items()}
+    async def _release(self, uid: PodUid) -> None:
+        await self._unslice_time(uid)
+        await asyncio.to_thread(self._monitors.hide, uid)
+        await self._tenants.release_claim(uid)
+
+    async def _end_lost(self) -> NoReturn:
+        """End what claims have that no kubelet releases any more, as after a node's reset."""
+        while True:
+            owners = [each.owner for each in self._tenants.shares if each.owner is not None]
+            owners += (await asyncio.to_thread(self._monitors.owners)).values()
+            mine = (each for each in owners if each.is_claim and each.resource == self._driver)
+            for owner in {each.uid: each for each in mine}.values():
+                try:
+                    await self._end_unneeded(owner)
+                except AllotError as error:  # the next look tries again
+                    _log.warning(error.message, claim=f"{owner.namespace}/{owner.pod}")
+                    if isinstance(error, KubeError):
+                        break
+            await asyncio.sleep(self._look_s)
+
+    async def _end_unneeded(self, owner: Owner) -> None:
+        """End what a claim has that is gone or has no device here. Raises `AllotError`."""
+        async with self._locks.hold(owner.uid):  # it may be allocated and prepared again
+            is_needed = await is_allocated(
+                self._api,
+                namespace=owner.namespace,
+                name=owner.pod,
+                uid=owner.uid,
+                driver=self._driver,
+                pool=self._name,
+            )
+            if not is_needed:
+                await self._release(owner.uid)
+                _log.info("ended a claim without its kubelet", claim=str(owner), uid=owner.uid)
+
+    async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
+        """Make a claim's shares; return that of each request. Raises `AllotError`."""
+        orders = {
+            request: self._order(claim, request, group)
+            for request, group in _requests(claim, is_admin=False).items()
+        }
+        shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
+        await self._slice_time(claim, orders)
+        by_id = {share.id: share for share in shares}
+        return {request: by_id[order.id] for request, order in orders.items()}
+
+    async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
+        """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
+        names = {}
+        for request, group in _requests(claim, is_admin=True).items():
+            uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
+            gpus = [self._state.devices[uuid] for uuid in uuids]
+            monitor = _share_id(claim, request)
+            owner = _owner(claim, request, driver=self._driver)
+            await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
+            names[request] = f"{MONITOR_KIND}={monitor}"
+        return names
 
     async def _wait_for(self, names: Iterable[str]) -> None:
         """Wait for devices that an agent that has just started does not know yet."""
@@ -357,9 +431,9 @@ class ResourceDriver:
                     if wanted <= self._pool.devices.keys():
                         return
 
-    def _order(
+    def _parts(
         self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
-    ) -> ShareOrder:
+    ) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
         known = self._pool.devices
         missing = [each.device for each in group if each.device not in known]
         if missing:
@@ -368,27 +442,23 @@ class ResourceDriver:
                 hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
             )
         amounts = claim.capacities.get(request, frozenset())
-        parts = [(each, known[each.device].part_for(amounts)) for each in group]
+        return [(each, known[each.device].part_for(amounts)) for each in group]
+
+    def _order(
+        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
+    ) -> ShareOrder:
+        parts = self._parts(claim, request, group)
         is_slice = any(part.slice is not None for _, part in parts)
         wanted = request_for(
             parts,
             [each for each in claim.parameters_of(request) if not is_nvidias(each)],
-            asks_compute=COMPUTE_CAPACITY in amounts,
+            asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
             sharing=_sharing(claim, request, is_slice=is_slice),
         )
         uuids = tuple(part.uuid for _, part in parts)
-        mark = hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()
         return ShareOrder(
-            id=ShareId(mark[:12]),
-            owner=Owner(
-                uid=PodUid(claim.uid),
-                namespace=claim.namespace,
-                pod=claim.name,
-                container=request,
-                kind=ContainerKind.REGULAR,
-                resource=self._driver,
-                is_claim=True,
-            ),
+            id=_share_id(claim, request),
+            owner=_owner(claim, request, driver=self._driver),
             request=wanted,
             devices=uuids,
             slices=tuple(part.slice for _, part in parts if part.slice is not None),
@@ -402,14 +472,98 @@ def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimShar
     return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
 
 
-def _answered(claim: ResourceClaim, shares: Mapping[str, Share]) -> list[dra.Device]:
-    """Return the devices of a claim; the first of each request brings the share."""
+def gpus_of(
+    state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None
+) -> Sequence[GpuState]:
+    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
+    claims = {each.id for each in shares if each.owner and each.owner.is_claim}
+    others = booked([each for each in shares if each.id not in claims])
+    everything = booked(shares)
+    by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
+    gpus = [each for each in state.devices.values() if each.slice_of is None]
+
+    def filled(uuid: str) -> int:
+        booking = everything.get(uuid)
+        return booking.memory if booking else 0
+
+    def slices(uuid: str) -> tuple[MigSlice, ...]:
+        cut = state.cut_gpus.get(uuid)
+        return tuple(
+            each
+            for each in (cut.slices if cut else ())
+            if each.hold is not MigHold.IDLE and each.holder not in claims
+        )
+
+    return [
+        GpuState(
+            device=gpu,
+            facts=by_uuid.get(gpu.uuid),
+            cut=state.cut_gpus.get(gpu.uuid),
+            taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
+            if (booking := others.get(gpu.uuid))
+            else TakenPart(),
+            slices=slices(gpu.uuid),
+            problem=state.unusable.get(gpu.uuid, "")
+            or ("cordoned" if gpu.uuid in state.cordoned else ""),
+        )
+        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+    ]
+
+
+def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
+    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
+    profile = part.slice.profile if part.slice is not None else ""
+    device = next(
+        (
+            each
+            for each in share.devices
+            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
+        ),
+        None,
+    )
+    is_enforced = traits_of(share.mode).has_shim
+    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
+    if is_enforced and device is not None:
+        data["memory_limit_bytes"] = device.memory_bytes
+        data["compute"] = {
+            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
+            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
+        }
+    return data
+
+
+def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:
+    """Return the devices of each request: of monitors, or of the others."""
+    groups: dict[str, list[AllocatedDevice]] = {}
+    for each in claim.devices:
+        if each.is_admin is is_admin:
+            groups.setdefault(each.request, []).append(each)
+    return groups
+
+
+def _share_id(claim: ResourceClaim, request: str) -> ShareId:
+    return ShareId(hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()[:12])
+
+
+def _owner(claim: ResourceClaim, request: str, *, driver: str) -> Owner:
+    return Owner(
+        uid=PodUid(claim.uid),
+        namespace=claim.namespace,
+        pod=claim.name,
+        container=request,
+        kind=ContainerKind.REGULAR,
+        resource=driver,
+        is_claim=True,
+    )
+
+
+def _answered(claim: ResourceClaim, names: Mapping[str, str]) -> list[dra.Device]:
+    """Return the devices of a claim; the first of each request brings its CDI device."""
     found = []
     told = set()
     for each in claim.devices:
-        share = shares[each.request]
-        ids = [] if share.id in told else [f"{KIND}={share.device_name}"]
-        told.add(share.id)
+        ids = [] if each.request in told else [names[each.request]]
+        told.add(each.request)
         found.append(
             dra.Device(
                 request_names=[each.request.partition("/")[0]],

@@ -98,6 +98,8 @@ class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
     """Of the GPU."""
     is_whole: bool = False
     slice: MigPlace | None = None
+    is_monitor: bool = False
+    """For claims with adminAccess alone."""
 
 
 class ClaimSharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,11 @@ def request_for(
             hint="leave one of them out",
         )
     parts = [part for _, part in devices]
+    if any(part.is_monitor for part in parts):
+        raise UsageError(
+            "a device of type monitor gives no part of its GPU",
+            hint="write adminAccess: true to see the GPU, or claim one of type share, gpu or mig",
+        )
     count = len(parts)
     if all(part.is_whole for part in parts):
         _check_is_undivided(wishes, EXCLUSIVE, where)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mig_profiles import profiles as profiles_of
 
-from allotment.agent.dra.devices import TAKEN, UNUSABLE, GpuState, Pool, pool_of
+from allotment.agent.dra.devices import MONITOR, TAKEN, UNUSABLE, GpuState, Pool, pool_of
 from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.model.clusters import TakenPart
@@ -32,6 +32,11 @@ def taints(pool: Pool, name: str) -> list[str]:
     return [each["key"] for each in pool.devices[name].document.get("taints", ())]
 
 
+def parts(pool: Pool) -> list[str]:
+    """The devices that are given, in whole or in part."""
+    return [name for name, each in pool.devices.items() if not each.part.is_monitor]
+
+
 def counters(pool: Pool, name: str) -> Mapping[str, int]:
     ((only),) = pool.devices[name].document["consumesCounters"]
     return {key: int(each["value"]) for key, each in only["counters"].items()}
@@ -46,11 +51,20 @@ def test_a_gpu_is_offered_in_every_way() -> None:
     pool = pool_of([GpuState(device=device, cut=cut())], None)
     name = named(device.uuid)
     places = sum(len(each.starts) for each in A100_80)
-    assert len(pool.devices) == 2 + places
+    assert len(pool.devices) == 3 + places
     assert pool.devices[name].document["allowMultipleAllocations"] is True
     assert "allowMultipleAllocations" not in pool.devices[f"{name}-whole"].document
     slices = {each.part.slice for each in pool.devices.values() if each.part.slice}
     assert slices == {MigPlace(each.name, start) for each in A100_80 for start in each.starts}
+
+
+def test_a_monitor_takes_no_counters_and_other_claims_never_get_it() -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, cut=cut(), problem="XID 79")], None)
+    monitor = pool.devices[f"{named(device.uuid)}-monitor"]
+    assert monitor.part.is_monitor
+    assert not {"consumesCounters", "capacity"} & monitor.document.keys()
+    assert taints(pool, monitor.name) == [MONITOR]
 
 
 def test_the_ways_exclude_each_other_by_counters() -> None:
@@ -61,8 +75,8 @@ def test_the_ways_exclude_each_other_by_counters() -> None:
     (only,) = sets["sharedCounters"]
     have = {key: int(each["value"]) for key, each in only["counters"].items()}
     assert counters(pool, name) == counters(pool, f"{name}-whole") == have
-    for each in pool.devices.values():
-        assert counters(pool, each.name).items() <= have.items()
+    for each in parts(pool):
+        assert counters(pool, each).items() <= have.items()
 
 
 @given(st.data())
@@ -104,25 +118,26 @@ def test_a_gpu_that_others_have_whole_takes_no_claim() -> None:
     device = gpu(0)
     taken = TakenPart(device.allottable_bytes, 0, 1, "exclusive")
     pool = pool_of([GpuState(device=device, taken=taken)], None)
-    assert list(pool.devices) == [f"{named(device.uuid)}-whole"]
-    assert taints(pool, f"{named(device.uuid)}-whole") == [TAKEN]
+    name = named(device.uuid)
+    assert list(pool.devices) == [f"{name}-whole", f"{name}-monitor"]
+    assert taints(pool, f"{name}-whole") == [TAKEN]
 
 
 def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
     device = gpu(0)
     sick = pool_of([GpuState(device=device, cut=cut(), problem="XID 79: it is lost")], None)
-    assert {taint for name in sick.devices for taint in taints(sick, name)} == {UNUSABLE}
-    assert all(len(taints(sick, name)) == 1 for name in sick.devices)
+    assert all(taints(sick, name) == [UNUSABLE] for name in parts(sick))
     well = pool_of([GpuState(device=device, cut=cut())], None)
-    assert not any(taints(well, name) for name in well.devices)
+    assert not any(taints(well, name) for name in parts(well))
 
 
 def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
     device = gpu(0)
     number = next(each.number for each in A100_80 if each.name == "1g.10gb")
     theirs = MigSlice(profile=number, start=2, size=1, hold=MigHold.FOREIGN)
-    pool = pool_of([GpuState(device=device, cut=cut(slices=(theirs,)))], None)
+    pool = pool_of([GpuState(device=device, cut=cut(), slices=(theirs,))], None)
     name = named(device.uuid)
+    assert taints(pool, name) == taints(pool, f"{name}-whole") == [TAKEN]
     assert taints(pool, f"{name}-mig-1g-10gb-2") == [TAKEN]
     assert taints(pool, f"{name}-mig-1g-10gb-3") == []
     assert taints(pool, f"{name}-mig-3g-40gb-0") == [TAKEN]
@@ -147,8 +162,8 @@ def test_a_pool_is_within_the_limits_of_the_api(count: int, profiles: Sequence[A
             assert len(found["counters"]) <= 32
         for device in each.get("devices", ()):
             assert len(device["name"]) <= 63
-            assert len(device["attributes"]) + len(device["capacity"]) <= 32
-            assert len(device["consumesCounters"]) <= 2
+            assert len(device["attributes"]) + len(device.get("capacity", ())) <= 32
+            assert len(device.get("consumesCounters", ())) <= 2
             texts = [value.get("string", "") for value in device["attributes"].values()]
             assert max(map(len, texts)) <= 64
     assert names[0] == named(gpus[0].device.uuid), "the order of the GPUs is that of the devices"
@@ -157,7 +172,7 @@ def test_a_pool_is_within_the_limits_of_the_api(count: int, profiles: Sequence[A
 def test_gpus_with_like_uuids_have_names_of_their_own() -> None:
     gpus = [gpu(number, uuid=f"GPU-4a0ae330-000{number}") for number in range(3)]
     pool = pool_of([GpuState(device=each) for each in gpus], None)
-    assert len(pool.devices) == 6
+    assert len(pool.devices) == 9
     assert {each.part.uuid for each in pool.devices.values()} == {each.uuid for each in gpus}
 
 

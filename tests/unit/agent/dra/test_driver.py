@@ -7,6 +7,7 @@ The kubelet is a plain gRPC client here, and the shares are a twin's; tests/clus
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -29,14 +30,19 @@ from allotment.agent.node_state import NodeState
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
 from allotment.kube.clients import HttpRequest
+from allotment.model.devices import Device
 from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NoDevicesError,
     PrerequisiteError,
 )
-from allotment.model.pods import PodUid
-from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
+from allotment.shares.cdi import CdiContent
+from allotment.shares.folders import StateFolder
+from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder
 
 DRIVER = "gpu.allotment.dev"
@@ -51,6 +57,7 @@ class Shares:
         self.released: list[str] = []
         self.shares: tuple[Share, ...] = ()
         self.refusal: Exception | None = None
+        self.shares: tuple[Share, ...] = ()
 
     async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
         if self.refusal is not None:
@@ -62,7 +69,7 @@ class Shares:
                 name=str(order.owner),
                 created=1.0,
                 mode=order.request.mode,
-                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 1),),
+                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 4 << 30),),
                 injection=Injection.CDI,
                 owner=order.owner,
             )
@@ -103,6 +110,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def seen(directory: Path, visible: Path, devices: Sequence[Device]) -> CdiContent:
+    """What a container sees of real GPUs."""
+    assert visible.parent == directory
+    nodes = [{"path": f"/dev/nvidia{each.index}"} for each in devices]
+    return CdiContent(directory=directory, driver={"deviceNodes": nodes})
+
+
 class Scene:
     """A driver that serves, and a kubelet's channel to it."""
 
@@ -112,6 +126,10 @@ class Scene:
         self.shares = Shares()
         self.reports = ReportsTwin()
         self.claim = found
+        self.reads = 0
+        self.is_down = False
+        self.is_denied = False
+        self.written: list[HttpRequest] = []
         self.folder = folder
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
         self.driver = ResourceDriver(
@@ -121,10 +139,12 @@ class Scene:
             name="n1",
             state=self.state,
             tenants=self.shares,  # type: ignore[arg-type]
+            monitors=Monitors(StateFolder(folder / "state"), cdi_folder=folder / "cdi", sight=seen),
             reports=self.reports,
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
             set_time_slice=self._slice_time,
             kubelet=folder,
+            look_s=0.01,
         )
         self.channel: grpc.aio.Channel
 
@@ -135,6 +155,12 @@ class Scene:
 
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
+            if request.method == "PATCH":
+                self.written.append(request)
+                return answered({"code": 403}, 403) if self.is_denied else answered({})
+            self.reads += 1
+            if self.is_down:
+                return answered({"code": 503}, 503)
             return answered(self.claim, 200) if self.claim else answered({"code": 404}, 404)
         if request.path.endswith("/resourceslices") and request.method == "GET":
             return answered({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -241,8 +267,8 @@ def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
             assert "gone" in (await scene.prepare()).error
             scene.claim = {**claim(), "status": {}}
             assert "is not allocated" in (await scene.prepare()).error
-            scene.claim = claim(result(adminAccess=True))
-            assert "adminAccess is not served" in (await scene.prepare()).error
+            scene.claim = claim(result(device="gpu-0-monitor"))
+            assert "type monitor gives no part" in (await scene.prepare()).error
             scene.claim = claim(result())
             scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
             assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
@@ -256,6 +282,81 @@ def test_another_drivers_devices_are_left_alone(folder: Path) -> None:
         found = claim(result(), result("nic", "eth0", driver="nic.example.com"))
         async with serving(folder, found) as scene:
             assert [each.device_name for each in (await scene.prepare()).devices] == ["gpu-0"]
+
+    asyncio.run(story())
+
+
+def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> None:
+    theirs = {"driver": "nic.example.com", "pool": "p", "device": "eth0"}
+    found = claim(result())
+    found["metadata"]["resourceVersion"] = "7"
+    found["status"]["devices"] = [theirs]
+
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            scene.is_denied = True
+            assert (await scene.prepare()).error == "", "the share is complete without it"
+            await until(lambda: scene.written)
+            scene.is_denied = False
+            await scene.prepare()
+            await until(lambda: len(scene.written) > 1)
+            path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/mine/status"
+            assert scene.written[-1].path == path
+            document = json.loads(scene.written[-1].body or b"")
+            assert document["metadata"] == {"resourceVersion": "7"}
+            first, own = document["status"]["devices"]
+            assert first == theirs
+            assert [own[key] for key in ("driver", "pool", "device", "shareID")] == [
+                *(DRIVER, "n1", "gpu-0", "s1")
+            ]
+            assert own["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:00:01Z"
+            assert own["data"] == {
+                "share": scene.shares.orders[0].id,
+                "mode": "soft",
+                "enforced": True,
+                "memory_limit_bytes": 4 << 30,
+                "compute": {"guarantee_percent": 0, "ceiling_percent": 100},
+            }
+            # It is so already: nothing is written.
+            scene.claim = {**found, "status": {**found["status"], **document["status"]}}
+            reads = scene.reads
+            await scene.prepare()
+            await until(lambda: scene.reads >= reads + 2)
+            assert len(scene.written) == 2
+
+    asyncio.run(story())
+
+
+def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
+    method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+    asked = dra.NodeUnprepareResourcesRequest(
+        claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
+    )
+    devices = ("gpu-0-monitor", "gpu-0-whole")
+    admin = [result("watch", name, adminAccess=True, shareID="") for name in devices]
+
+    async def story() -> None:
+        async with serving(folder, claim(*admin, result())) as scene:
+            first, second, third = (await scene.prepare()).devices
+            (name,) = first.cdi_device_ids
+            kind, _, monitor = name.partition("=")
+            assert kind == "allotment.dev/monitor"
+            assert list(second.cdi_device_ids) == []
+            assert third.cdi_device_ids[0].startswith("allotment.dev/share=")
+            assert [each.request.count for each in scene.shares.orders] == [1]
+            (spec,) = (folder / "cdi").iterdir()
+            document = json.loads(spec.read_text())
+            assert document["kind"] == kind
+            (device,) = document["devices"]
+            assert device["name"] == monitor
+            assert device["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia0"}]
+            assert device["containerEdits"]["mounts"] == []
+        # The next agent knows it by the folder alone.
+        async with serving(folder, None) as scene:
+            answer = await scene.call(method, asked)
+            assert answer.claims["u1"].error == ""
+        assert not list((folder / "cdi").iterdir())
+        assert not list((folder / "state" / "monitors").iterdir())
 
     asyncio.run(story())
 
@@ -275,6 +376,71 @@ def test_a_release_that_has_to_wait_is_told(folder: Path) -> None:
             answer = await scene.call(method, asked)
             assert answer.claims["u1"].error == ""
             assert scene.shares.released == ["u1", "u1"]
+
+    asyncio.run(story())
+
+
+def left_over(uid: str) -> tuple[Share, ...]:
+    """The share of a claim that an agent finds at its start."""
+    whose = Owner(
+        uid=PodUid(uid),
+        namespace="default",
+        pod="mine",
+        container="gpu",
+        kind=ContainerKind.REGULAR,
+        resource=DRIVER,
+        is_claim=True,
+    )
+    pods = replace(whose, uid=PodUid("pod"), is_claim=False)
+    return tuple(
+        Share(
+            id=ShareId(each.uid),
+            name=str(each),
+            created=1.0,
+            mode="soft",
+            devices=(),
+            injection=Injection.CDI,
+            owner=each,
+        )
+        for each in (whose, pods)
+    )
+
+
+OTHER_NODE = claim(result(pool="n2"))
+UNALLOCATED = {**claim(), "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_ended"),
+    [
+        pytest.param(None, True, id="gone"),
+        pytest.param(claim(result(), uid="u2"), True, id="replaced"),
+        pytest.param(UNALLOCATED, True, id="not allocated"),
+        pytest.param(OTHER_NODE, True, id="on another node"),
+        pytest.param(claim(result()), False, id="needed"),
+    ],
+)
+def test_a_claim_whose_release_was_lost_is_ended(
+    folder: Path, found: dict[str, Any] | None, *, is_ended: bool
+) -> None:
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            scene.is_down = True
+            scene.shares.shares = left_over("u1")
+            await until(lambda: scene.reads > 1)
+            assert scene.shares.released == [], "nothing is ended without an answer"
+            scene.is_down = False
+            if not is_ended:
+                before = scene.reads
+                await until(lambda: scene.reads > before + 2)
+                assert scene.shares.released == []
+                return
+            scene.shares.refusal = BusyError("share x is in use by 1 process (7)")
+            await until(lambda: len(scene.shares.released) > 1)
+            scene.shares.refusal = None
+            before = len(scene.shares.released)
+            await until(lambda: len(scene.shares.released) > before)
+            assert set(scene.shares.released) == {"u1"}
 
     asyncio.run(story())
 
