@@ -57,7 +57,6 @@ class Shares:
         self.released: list[str] = []
         self.shares: tuple[Share, ...] = ()
         self.refusal: Exception | None = None
-        self.shares: tuple[Share, ...] = ()
 
     async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
         if self.refusal is not None:
