@@ -11,6 +11,7 @@ import yaml
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
 
 API = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.allotment.dev"
@@ -25,14 +26,25 @@ def install_classes(cluster: Cluster, driver: str = DRIVER) -> None:
 
 
 def published(cluster: Cluster, driver: str = DRIVER) -> list[Json]:
-    """The devices of the node's whole pool."""
+    """The devices of the node's pool, none without one, and without the time of their taints."""
+    (devices,) = wait_until(lambda: _whole(cluster, driver), f"whole pool of {driver}")
+    return devices
+
+
+def _whole(cluster: Cluster, driver: str) -> tuple[list[Json]] | None:
+    """The devices, or None while the agent writes the slices of another generation."""
     slices = cluster.api.items(f"{API}/resourceslices", fieldSelector=f"spec.driver={driver}")
     pools = [each["spec"]["pool"] for each in slices]
-    is_whole = bool(pools) and all(
-        (each["generation"], each["resourceSliceCount"]) == (pools[0]["generation"], len(slices))
+    if any(
+        (each["generation"], each["resourceSliceCount"]) != (pools[0]["generation"], len(slices))
         for each in pools
-    )
-    return [device for each in slices for device in each["spec"].get("devices", ())] * is_whole
+    ):
+        return None
+    devices = [device for each in slices for device in each["spec"].get("devices", ())]
+    for each in devices:
+        for taint in each.get("taints", ()):
+            taint.pop("timeAdded", None)
+    return (devices,)
 
 
 def claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -240,11 +240,20 @@ def test_parts_of_memory_share_a_gpu_and_are_enforced(node: NodeAgent, pods: Pod
     assert burnt(pods, "whole").uuid != found[0].uuid
 
 
-def test_an_extended_resource_needs_no_plugin(node: NodeAgent, pods: Pods) -> None:
-    """The kube-scheduler makes the claim for `nvidia.com/gpu: 1` (DRAExtendedResource)."""
-    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits={NVIDIA: "1"})))
-    assert burnt(pods, "plain").total_bytes > LARGE
-    (only,) = node.shares()
+def test_an_extended_resource_needs_no_plugin(own_cluster: Callable[..., Cluster]) -> None:
+    """The kube-scheduler makes the claim for `nvidia.com/gpu: 1` (DRAExtendedResource).
+
+    On a node that has had no device plugin of that name: the kubelet holds its resource for five
+    minutes after it has ended, and starts no container with a claim in its place.
+    """
+    own = own_cluster()
+    install_classes(own, NVIDIAS)
+    pods = Pods(own, "default")
+    with node_agent(own, IN_PLACE) as agent:
+        wait_until(lambda: published(own, NVIDIAS), "slices", explain=agent.explain)
+        pods.create(pod("plain", container(burn_and_stay("1Gi"), limits={NVIDIA: "1"})))
+        assert burnt(pods, "plain").total_bytes > LARGE
+        (only,) = agent.shares()
     assert only.owner is not None
     assert (only.owner.is_claim, only.owner.resource, only.mode) == (True, NVIDIAS, "exclusive")
 

@@ -21,7 +21,7 @@ _OF_NO_NODE: Json = {
         {
             "apiGroups": ["resource.k8s.io"],
             "resources": ["resourceclaims/driver"],
-            "resourceNames": ["gpu.allotment.dev"],
+            "resourceNames": ["gpu.allotment.dev", "gpu.nvidia.com"],
             "verbs": ["arbitrary-node:patch"],
         }
     ],
