@@ -54,10 +54,8 @@ class GpuReports(Protocol):
         ...
 
 
-class SharesRead(Protocol):
-    """What `UseReader` reads of the shares: their status, and bookings by device."""
-
-    def __call__(self, readings: Readings) -> tuple[ShareStatus, Mapping[str, Booking]]: ...
+SharesRead = Callable[[Readings], tuple[ShareStatus, Mapping[str, Booking]]]
+"""Returns the shares' status by the driver's readings, and the bookings of each device."""
 
 
 class UseReader:

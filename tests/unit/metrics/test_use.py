@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ AMOUNTS = st.none() | st.integers(0, 1 << 63)
 RATIOS = st.none() | st.floats(0, 50)
 
 
-def gpu(number: int = 0, **more: object) -> GpuUse:
+def gpu(number: int = 0, **more: Any) -> GpuUse:  # noqa: ANN401 - its fields
     made = GpuUse(
         uuid=GPUS[number],
         index=number,
@@ -63,7 +64,7 @@ def gpu(number: int = 0, **more: object) -> GpuUse:
     return replace(made, **more)
 
 
-def share(number: int = 0, **more: object) -> ShareUse:
+def share(number: int = 0, **more: Any) -> ShareUse:  # noqa: ANN401 - its fields
     made = ShareUse(
         namespace="ml",
         pod=f"train-{number}",
@@ -159,7 +160,7 @@ def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
     one = use([gpu(0), gpu(1, answers=False, memory_used=None)], [share(0), share(1)])
     for text, read in (
         (generate_latest(registry(one, *ALIASES)).decode(), parsed),
-        (openmetrics(registry(one, *ALIASES)).decode(), parsed_open),
+        (openmetrics(registry(one, *ALIASES)).decode(), parsed_open),  # type: ignore[no-untyped-call]
     ):
         found = [each for family in read(text) for each in family.samples]
         series = Counter((each.name, tuple(sorted(each.labels.items()))) for each in found)
@@ -269,7 +270,7 @@ def written(figure: ShareFigure | GpuFigure) -> str:
 
 def test_the_reference_has_every_metric_of_use(root: Path) -> None:
     text = (root / "docs" / "reference" / "metrics.md").read_text("utf-8")
-    shares = {written(each): [] for each in SHARE_FIGURES}
+    shares: dict[str, list[str]] = {written(each): [] for each in SHARE_FIGURES}
     assert dict(rows(text, "allotment_share_")) == {**shares, WAITS: []}
     gpus = {written(each): [each.label] if each.label else [] for each in GPU_FIGURES}
     facts = list(INFO_LABELS[2:])
