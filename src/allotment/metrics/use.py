@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
@@ -41,7 +42,7 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     """UUID of the whole GPU."""
     device: str
-    """UUID of the MIG device, or of the GPU."""
+    """UUID of the MIG device, or of the GPU. A label for a MIG device alone."""
     gpu_index: int = 0
     place: int = 0
     """Position among the share's devices."""
@@ -393,7 +394,7 @@ def share_labels(node: str, share: ShareUse) -> dict[str, str]:
         "request": share.request,
         "share": share.share,
         "gpu": share.gpu,
-        "device": share.device,
+        "device": share.device if share.device != share.gpu else "",
         "mode": share.mode,
         "class": share.kind,
     }
@@ -407,10 +408,15 @@ def _metric(prefix: str, figure: ShareFigure | GpuFigure) -> tuple[Metric, str]:
 
 def _add_waits(metric: Metric, share: ShareUse, labels: Mapping[str, str]) -> None:
     count = 0
-    for number, waits in enumerate(share.waits):
+    bounds = _wait_bounds(share.first_wait_ns, len(share.waits))
+    for bound, waits in zip(bounds, share.waits, strict=True):
         count += waits
-        is_last = number == len(share.waits) - 1
-        bound = "+Inf" if is_last else floatToGoString((share.first_wait_ns << number) / _NS)
         metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
     metric.add_sample(f"{metric.name}_count", dict(labels), count)
     metric.add_sample(f"{metric.name}_sum", dict(labels), share.wait_ns / _NS)
+
+
+@lru_cache(maxsize=4)
+def _wait_bounds(first_ns: int, count: int) -> tuple[str, ...]:
+    bounds = (floatToGoString((first_ns << number) / _NS) for number in range(count - 1))
+    return (*bounds, "+Inf")

@@ -204,9 +204,14 @@ def test_a_claim_has_its_name_in_place_of_a_pods() -> None:
     )
     assert sample.labels == {
         "node": "n1", "namespace": "ml", "claim": "big-gpu", "request": "gpu",
-        "share": "000000000000", "gpu": "GPU-a", "device": "GPU-a", "mode": "soft",
+        "share": "000000000000", "gpu": "GPU-a", "mode": "soft",
         "class": "normal",
     }  # fmt: skip
+
+
+def test_a_mig_device_has_its_uuid_beside_its_gpus() -> None:
+    found = samples(use([gpu()], [share(device="MIG-1", mode="mig")]))
+    assert value(found, "allotment_share_memory_used_bytes", gpu="GPU-a", device="MIG-1") == 4 * GI
 
 
 # Of Grafana's dashboard 12239, "NVIDIA DCGM Exporter Dashboard". PIPE_TENSOR_ACTIVE is left out.
