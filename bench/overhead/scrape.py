@@ -14,6 +14,7 @@ from subprocess import PIPE, Popen
 from typing import Final
 
 from allotment.agent.inventory import GpuWatch
+from allotment.agent.latency_tuning import freeze_startup_objects, tune_latency
 from allotment.agent.node_state import NodeState
 from allotment.agent.usage import UseReader, shares_in
 from allotment.devices.simulated import SimulatedMachine, machine_path
@@ -64,7 +65,7 @@ def _results(
         unit="ms",
         seen=f"{size / 1000:.0f} kB, median {quantile(walls, 0.5):.0f} ms",
         value=min(walls),
-        target=50,
+        target=None if aliases else 50,
         samples=runs,
         method=method + ", by the wall clock; the least",
     )
@@ -96,6 +97,8 @@ async def _scrapes(
         clock=iter(range(0, 10**9, 100)).__next__,  # each scrape reads
     )
     metrics = AgentMetrics()
+    tune_latency()  # as the agent does
+    freeze_startup_objects()
     metrics.registry.register(UseMetrics(reader.read, lambda: [ALIASES[each] for each in aliases]))
 
     def once(port: int) -> tuple[float, float, int]:

@@ -223,6 +223,7 @@ class _Agent:
             state=state,
             unhealthy=lambda: self._health.unhealthy,
             shares=shares_in(folder, self._machine),
+            pods=self._pods.all,
         )
         self._metrics.registry.register(UseMetrics(use.read, self._aliases))
         self._modes = DeviceModes(folder, state=state, node=self._node, reports=self._reports)

@@ -22,10 +22,10 @@ from allotment.devices.events import GpuEvent
 from allotment.devices.sources import Reading
 from allotment.devices.watching import Asker, Report
 from allotment.ledger.layout import WAIT_FIRST_NS
-from allotment.metrics.use import GpuUse, ShareUse, Use
+from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.pods import Owner
+from allotment.model.pods import Owner, Pod
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking, booked
 from allotment.shares.compute_view import utilization
@@ -69,15 +69,20 @@ class UseReader:
         state: NodeState,
         unhealthy: Callable[[], Collection[str]],
         shares: SharesRead,
+        pods: Callable[[], Collection[Pod]] = tuple,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unhealthy` returns UUIDs of GPUs. `shares` blocks; `shares_in` makes it."""
+        """`unhealthy` returns UUIDs of GPUs, `pods` the node's pods.
+
+        `shares` may block; `shares_in` makes it.
+        """
         self._node = node
         self._gpus = gpus
         self._state = state
         self._unhealthy = unhealthy
         self._shares = shares
+        self._pods = pods
         self._patience_s = patience_s
         self._clock = clock
         self._asker = Asker("use")
@@ -109,9 +114,16 @@ class UseReader:
         status, bookings = read or (ShareStatus((), ()), None)
         devices = tuple(self._state.devices.values())
         indices = {device.uuid: device.index for device in devices}
+        users = claim_users(self._pods())
+        made_for = {(each.namespace, each.claim): each.pod for each in users if each.is_only}
         shares = tuple(
-            each for view in status.shares for each in self._uses_of(view, readings, indices)
+            replace(each, pod=made_for.get((each.namespace, each.claim), ""))
+            if each.claim
+            else each
+            for view in status.shares
+            for each in self._uses_of(view, readings, indices)
         )
+        claims = {(each.namespace, each.claim) for each in shares}
         if read is not None:
             present = {(each.share, each.device) for each in shares}
             self._lent = {key: lent for key, lent in self._lent.items() if key in present}
@@ -123,6 +135,7 @@ class UseReader:
                 if device.slice_of is None
             ),
             shares=shares,
+            claim_users=tuple(each for each in users if (each.namespace, each.claim) in claims),
             are_shares_read=read is not None,
             unreadable_shares=sum(each.state is LiveState.DAMAGED for each in status.shares),
             seconds=self._clock() - began,
@@ -307,6 +320,17 @@ def shares_in(folder: StateFolder, machine: Path | None) -> SharesRead:
         return status, booked(loaded)
 
     return read
+
+
+def claim_users(pods: Collection[Pod]) -> list[ClaimUser]:
+    """Return the pods of each ResourceClaim, by name."""
+    found = [
+        ClaimUser(namespace=pod.namespace, claim=claim, pod=pod.name, is_only=is_only)
+        for pod in pods
+        if not pod.has_ended
+        for claim, is_only in pod.claims.items()
+    ]
+    return sorted(found, key=lambda each: (each.namespace, each.claim, each.pod))
 
 
 def _owned(owner: Owner) -> ShareUse:

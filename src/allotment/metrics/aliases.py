@@ -159,14 +159,21 @@ _ZONE: Final = {"zone": "vGPU"}
 
 
 def hami(use: Use) -> Iterator[Metric]:
-    """Of the current names: what a node knows. Shares without a pod have no name there."""
+    """Of the current names: what a node knows. Claims have no name there."""
     for figure in HAMI_GPU:
         metric = Metric(figure.name, figure.help, figure.kind)
         for gpu in use.gpus:
             if (value := figure.of(gpu)) is not None:
                 metric.add_sample(figure.name, _hami_labels(use, gpu, figure.name), float(value))
         yield metric
-    shares = [each for each in use.shares if each.pod]
+    # A pod of the same name that is ending has the same labels: the newer one counts.
+    shares = tuple(
+        {
+            (each.namespace, each.pod, each.container, each.device): each
+            for each in use.shares
+            if each.container
+        }.values()
+    )
     runtime = [
         (each, {**_vgpu(each), "container": each.container, "vdevice_index": str(each.place)})
         for each in shares

@@ -32,10 +32,10 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str = ""
     pod: str = ""
-    """Empty for a claim, and for a share of `allot run`."""
+    """Empty for a share of `allot run`, and for a claim that was not made for one pod alone."""
     container: str = ""
     claim: str = ""
-    """The ResourceClaim that it is for, in place of pod and container."""
+    """The ResourceClaim that it is for."""
     request: str = ""
     """The claim's."""
     share: str
@@ -123,12 +123,23 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     pcie_replays: int | None = None
 
 
+class ClaimUser(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that uses a ResourceClaim with a share."""
+
+    namespace: str
+    claim: str
+    pod: str
+    is_only: bool
+    """The claim was made for this pod, by a template: no other pod uses it."""
+
+
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """All of it at one moment."""
 
     node: str
     gpus: tuple[GpuUse, ...]
     shares: tuple[ShareUse, ...]
+    claim_users: tuple[ClaimUser, ...] = ()
     are_shares_read: bool
     """False: their files were not read in time."""
     unreadable_shares: int = 0
@@ -345,6 +356,13 @@ def _own(use: Use) -> Iterator[Metric]:
     took = Metric("allotment_use_read_seconds", "How long the reading took.", "gauge")
     took.add_sample(took.name, {}, use.seconds)
     yield took
+    users = Metric(
+        "allotment_claim_pod_info", "Pods of each claim with a share; always 1.", "gauge"
+    )
+    for each in use.claim_users:
+        named = {"namespace": each.namespace, "claim": each.claim, "pod": each.pod}
+        users.add_sample(users.name, named, 1)
+    yield users
     yield from _of_gpus(use)
     yield from _of_shares(use)
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pod_node import Node, order, owner
@@ -21,6 +22,7 @@ from allotment.devices.watching import Report, Vitals
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.metrics.use import ShareUse, Use
 from allotment.model.compute import Compute
+from allotment.model.pods import Pod, PodUid
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking
 from allotment.shares.compute_view import ComputeView
@@ -58,6 +60,7 @@ class Scene:
 
     def __init__(self, node: Node, shares: SharesRead | None = None) -> None:
         self.now = 100.0
+        self.pods: list[Pod] = []
         self.gpus = GpusTwin(*(device.uuid for device in node.devices))
         self.state = NodeState(devices={device.uuid: device for device in node.devices})
         gpus: GpuReports = self.gpus
@@ -67,6 +70,7 @@ class Scene:
             state=self.state,
             unhealthy=lambda: {node.devices[1].uuid},
             shares=shares or shares_in(node.folder, node.machine),
+            pods=lambda: self.pods,
             patience_s=0.05 if shares else 60,
             clock=lambda: self.now,
         )
@@ -119,6 +123,29 @@ def test_a_claims_share_is_its_claims(node: Node) -> None:
     (share,) = Scene(node).read().shares
     assert (share.namespace, share.claim, share.request) == ("lab", "my-claim", "gpu")
     assert (share.pod, share.container) == ("", "")
+
+
+def test_a_claims_pods_are_named(node: Node) -> None:
+    for number, claim in enumerate(("made", "common"), start=1):
+        node.prepare(order(number, whose=replace(owner("gpu", pod=claim), is_claim=True)))
+    scene = Scene(node)
+
+    def pod(name: str, **more: Any) -> Pod:  # noqa: ANN401 - its fields
+        return Pod(uid=PodUid(name), name=name, **{"namespace": "lab", **more})
+
+    scene.pods = [
+        pod("b", claims={"common": False, "made": True}),
+        pod("a", claims={"common": False, "of-another-driver": False}),
+        pod("c", claims={"common": False}, has_ended=True),
+        pod("d", claims={"common": False}, namespace="other"),
+    ]
+    use = scene.read()
+    assert {each.claim: each.pod for each in use.shares} == {"made": "b", "common": ""}
+    assert [(each.claim, each.pod) for each in use.claim_users] == [
+        ("common", "a"),
+        ("common", "b"),
+        ("made", "b"),
+    ]
 
 
 def test_a_gpu_that_does_not_answer_keeps_what_is_known_of_it(node: Node) -> None:

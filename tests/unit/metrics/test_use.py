@@ -157,7 +157,14 @@ def test_use_within_the_gpu_stays_as_it_is() -> None:
 
 
 def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
-    one = use([gpu(0), gpu(1, answers=False, memory_used=None)], [share(0), share(1)])
+    again = share(2, pod="train-1", memory_used=GI)  # the one before it is ending
+    claims = [
+        share(number, claim="big", request=f"r{number}", container="", pod="solo")
+        for number in (3, 4)
+    ]
+    one = use(
+        [gpu(0), gpu(1, answers=False, memory_used=None)], [share(0), share(1), again, *claims]
+    )
     for text, read in (
         (generate_latest(registry(one, *ALIASES)).decode(), parsed),
         (openmetrics(registry(one, *ALIASES)).decode(), parsed_open),  # type: ignore[no-untyped-call]
@@ -169,6 +176,7 @@ def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
             if each.name.startswith("allotment_share_"):
                 assert each.labels.keys() <= {*SHARE_LABELS, "le"}
     assert value(found, "allotment_share_gpu_seconds_total", pod="train-0") == 1.5
+    assert value(found, "hami_vgpu_memory_used_bytes", pod="train-1") == GI
     assert value(found, "allotment_gpu_answers", gpu="GPU-b") == 0
     assert value(found, "allotment_gpu_clock_hertz", gpu="GPU-a", clock="sm") == 1.41e9
     assert "allotment_gpu_memory_used_bytes" not in {
