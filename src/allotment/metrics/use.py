@@ -436,5 +436,8 @@ def _add_waits(metric: Metric, share: ShareUse, labels: Mapping[str, str]) -> No
 
 @lru_cache(maxsize=4)
 def _wait_bounds(first_ns: int, count: int) -> tuple[str, ...]:
-    bounds = (floatToGoString((first_ns << number) / _NS) for number in range(count - 1))
+    bounds = (
+        floatToGoString((first_ns << number) / _NS)  # type: ignore[no-untyped-call]
+        for number in range(count - 1)
+    )
     return (*bounds, "+Inf")
