@@ -99,7 +99,7 @@ async def _scrapes(
     metrics = AgentMetrics()
     tune_latency()  # as the agent does
     freeze_startup_objects()
-    metrics.registry.register(UseMetrics(reader.read, lambda: [ALIASES[each] for each in aliases]))
+    use = UseMetrics(reader.read, lambda: [ALIASES[each] for each in aliases])
 
     def once(port: int) -> tuple[float, float, int]:
         wall, used = time.perf_counter(), time.process_time()
@@ -108,7 +108,7 @@ async def _scrapes(
         return (time.perf_counter() - wall) * 1e3, (time.process_time() - used) * 1e3, size
 
     try:
-        with Server("127.0.0.1:0", metrics.registry, Probes()) as server:
+        with Server("127.0.0.1:0", metrics.registry, Probes(), use.text) as server:
             # The first fills caches.
             seen = [await asyncio.to_thread(once, server.port) for _ in range(runs + 1)][1:]
     finally:

@@ -225,7 +225,7 @@ class _Agent:
             shares=shares_in(folder, self._machine),
             pods=self._pods.all,
         )
-        self._metrics.registry.register(UseMetrics(use.read, self._aliases))
+        self._use = UseMetrics(use.read, self._aliases)
         self._modes = DeviceModes(folder, state=state, node=self._node, reports=self._reports)
         self._offering = Offering(
             state=state,
@@ -357,7 +357,8 @@ class _Agent:
         server = None
         if settings.metrics_address is not None:
             probes = Probes(is_healthy=self._liveness_problems, is_ready=self._readiness_problems)
-            server = Server(settings.metrics_address, self._metrics.registry, probes)
+            registry = self._metrics.registry
+            server = Server(settings.metrics_address, registry, probes, self._use.text)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._turn())

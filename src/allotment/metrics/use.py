@@ -4,12 +4,15 @@
 `docs/designs/watch.md` has the reasons for names, labels and bounds.
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -329,19 +332,42 @@ Aliases = Callable[[Use], Iterator[Metric]]
 """The same use under the names of another system."""
 
 
-class UseMetrics(Collector):
-    """Reads the use on each scrape, and shows it."""
+class UseMetrics:
+    """The use as text, read on a scrape. Thread-safe."""
 
     def __init__(self, read: Callable[[], Use], aliases: Callable[[], Collection[Aliases]]) -> None:
-        """`read` must return in time, from any thread. `aliases` are those in force."""
+        """`read` must return in time, from any thread. `aliases` are those in force.
+
+        The text of one reading is made once: any pod may scrape, as often as it likes.
+        """
         self._read = read
+        self._aliases = aliases
+        self._lock = threading.Lock()
+        self._of: Use | None = None
+        self._texts: dict[bool, bytes] = {}
+
+    def text(self, is_open: bool) -> bytes:  # noqa: FBT001 - its only argument
+        """Return all of it in Prometheus' format, or in that of OpenMetrics."""
+        with self._lock:
+            use = self._read()
+            if use is not self._of:
+                self._of = use
+                self._texts.clear()
+            if is_open not in self._texts:
+                encode: Callable[[Collector], bytes] = openmetrics if is_open else generate_latest
+                self._texts[is_open] = encode(_Families(bounded(use), self._aliases()))
+            return self._texts[is_open]
+
+
+class _Families(Collector):
+    def __init__(self, use: Use, aliases: Collection[Aliases]) -> None:
+        self._use = use
         self._aliases = aliases
 
     def collect(self) -> Iterator[Metric]:
-        use = bounded(self._read())
-        yield from _own(use)
-        for alias in self._aliases():
-            yield from alias(use)
+        yield from _own(self._use)
+        for alias in self._aliases:
+            yield from alias(self._use)
 
 
 def _own(use: Use) -> Iterator[Metric]:

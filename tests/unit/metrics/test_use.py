@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_open
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from prometheus_client.samples import Sample
@@ -96,15 +95,14 @@ def use(gpus: Iterable[GpuUse] = (), shares: Iterable[ShareUse] = ()) -> Use:
     return Use(node="n1", gpus=tuple(gpus), shares=tuple(shares), are_shares_read=True)
 
 
-def registry(one: Use, *aliases: str) -> CollectorRegistry:
-    made = CollectorRegistry()
-    made.register(UseMetrics(lambda: one, lambda: [ALIASES[name] for name in aliases]))
-    return made
+def page(one: Use, *aliases: str, is_open: bool = False) -> str:
+    metrics = UseMetrics(lambda: one, lambda: [ALIASES[name] for name in aliases])
+    return metrics.text(is_open).decode()
 
 
 def samples(one: Use, *aliases: str) -> list[Sample]:
-    text = generate_latest(registry(one, *aliases)).decode()
-    return [sample for family in parsed(text) for sample in family.samples]
+    families = parsed(page(one, *aliases))
+    return [sample for family in families for sample in family.samples]
 
 
 def value(found: Iterable[Sample], name: str, **labels: str) -> float:
@@ -166,8 +164,8 @@ def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
         [gpu(0), gpu(1, answers=False, memory_used=None)], [share(0), share(1), again, *claims]
     )
     for text, read in (
-        (generate_latest(registry(one, *ALIASES)).decode(), parsed),
-        (openmetrics(registry(one, *ALIASES)).decode(), parsed_open),  # type: ignore[no-untyped-call]
+        (page(one, *ALIASES), parsed),
+        (page(one, *ALIASES, is_open=True), parsed_open),
     ):
         found = [each for family in read(text) for each in family.samples]
         series = Counter((each.name, tuple(sorted(each.labels.items()))) for each in found)
@@ -182,6 +180,24 @@ def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
     assert "allotment_gpu_memory_used_bytes" not in {
         each.name for each in found if each.labels.get("gpu") == "GPU-b"
     }
+
+
+def test_the_text_of_a_reading_is_made_once() -> None:
+    """Any pod may scrape without a pause: that must not keep the agent from its work."""
+    made: list[Use] = []
+    current = use([gpu()])
+
+    def alias(one: Use) -> Iterator[Metric]:
+        made.append(one)
+        yield from ()
+
+    metrics = UseMetrics(lambda: current, lambda: [alias])
+    texts = [metrics.text(is_open) for is_open in (False, True, False, True)]
+    assert len(made) == 2
+    assert texts[:2] == texts[2:]
+    current = use([gpu(memory_used=GI)])
+    assert metrics.text(False) != texts[0]
+    assert len(made) == 3
 
 
 def test_waits_are_a_histogram_in_seconds() -> None:
