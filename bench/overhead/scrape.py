@@ -65,7 +65,7 @@ def _results(
         unit="ms",
         seen=f"{size / 1000:.0f} kB, median {quantile(walls, 0.5):.0f} ms",
         value=min(walls),
-        target=None if aliases else 50,
+        target=50,
         samples=runs,
         method=method + ", by the wall clock; the least",
     )

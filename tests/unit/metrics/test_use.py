@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_open
 from prometheus_client.parser import text_string_to_metric_families as parsed
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from allotment.metrics.aliases import ALIASES
@@ -31,6 +34,8 @@ from allotment.metrics.use import (
     Use,
     UseMetrics,
     bounded,
+    families,
+    write,
 )
 from allotment.model.structs import replace
 
@@ -180,6 +185,19 @@ def test_both_formats_can_be_read_and_no_series_is_there_twice() -> None:
     assert "allotment_gpu_memory_used_bytes" not in {
         each.name for each in found if each.labels.get("gpu") == "GPU-b"
     }
+
+
+def test_the_text_is_the_librarys() -> None:
+    odd = share(1, pod='a"b\\c\nd', share="1", gpu_ns=1, memory_used=1 << 60)
+    one = use([gpu(0), gpu(1)], [share(0), odd])
+
+    class Page(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return families(one, ALIASES.values())
+
+    for is_open, encode in ((False, generate_latest), (True, openmetrics)):
+        text = write(families(one, ALIASES.values()), is_open=is_open)
+        assert text == encode(Page()).decode()
 
 
 def test_the_text_of_a_reading_is_made_once() -> None:
