@@ -92,7 +92,6 @@ async def _scrapes(
         node="node-1",
         gpus=watch,
         state=NodeState(devices={each.uuid: each for each in found.devices}),
-        unhealthy=lambda: (),
         shares=shares_in(folder, machine),
         clock=iter(range(0, 10**9, 100)).__next__,  # each scrape reads
     )

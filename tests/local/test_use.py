@@ -56,7 +56,6 @@ def reader(state: Path) -> Iterator[Callable[[], Use]]:
             node="n1",
             gpus=driver,
             state=NodeState(devices={each.uuid: each for each in driver.devices}),
-            unhealthy=lambda: (),
             shares=shares_in(StateFolder(state), path),
             patience_s=50,
             clock=iter(range(10**6)).__next__,

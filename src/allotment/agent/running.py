@@ -221,7 +221,6 @@ class _Agent:
             node=settings.node,
             gpus=self._gpus,
             state=state,
-            unhealthy=lambda: self._health.unhealthy,
             shares=shares_in(folder, self._machine),
             pods=self._pods.all,
         )

@@ -26,6 +26,7 @@ from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.pods import Owner, Pod
+from allotment.model.shares import ShareDevice
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking, booked
 from allotment.shares.compute_view import utilization
@@ -67,20 +68,15 @@ class UseReader:
         node: str,
         gpus: GpuReports,
         state: NodeState,
-        unhealthy: Callable[[], Collection[str]],
         shares: SharesRead,
         pods: Callable[[], Collection[Pod]] = tuple,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unhealthy` returns UUIDs of GPUs, `pods` the node's pods.
-
-        `shares` may block; `shares_in` makes it.
-        """
+        """`shares` may block; `shares_in` makes it. `pods` returns the node's."""
         self._node = node
         self._gpus = gpus
         self._state = state
-        self._unhealthy = unhealthy
         self._shares = shares
         self._pods = pods
         self._patience_s = patience_s
@@ -183,7 +179,7 @@ class UseReader:
                 is_suspended=view.state is LiveState.SUSPENDED,
             )
             if view.problem is None:
-                use = self._measured(use, view, device, readings)
+                use = self._measured(use, view, device, record, readings)
             uses.append(use)
         return uses
 
@@ -192,13 +188,14 @@ class UseReader:
         use: ShareUse,
         view: ShareView,
         device: DeviceView,
+        record: ShareDevice | None,
         readings: Readings,
     ) -> ShareUse:
         busy = utilization(readings.get(use.gpu), view.pids)
         has_host = device.is_oversubscribed or device.host_bytes > 0
         use = replace(
             use,
-            memory_used=_on_device(device),
+            memory_used=_on_device(device, record),
             memory_peak=device.peak,
             memory_context=sum(
                 each.context[use.place] for each in view.processes if use.place < len(each.context)
@@ -271,7 +268,7 @@ class UseReader:
             memory_total=device.memory_bytes,
             memory_reserved=device.reserved_bytes,
             slices=Counter(slices.values()),
-            is_healthy=uuid not in self._unhealthy(),
+            is_healthy=uuid not in self._state.unhealthy,
             last_xid=self._xids.get(uuid, 0),
         )
         if bookings is not None:
@@ -353,10 +350,16 @@ def _owned(owner: Owner) -> ShareUse:
     )
 
 
-def _on_device(device: DeviceView) -> int:
-    """Return the part of a share's memory that is on the device, as far as is known."""
+def _on_device(device: DeviceView, record: ShareDevice | None) -> int:
+    """Return the part of a share's memory that is on the device, as far as is known.
+
+    Its programs can write its ledger: beyond the limit counts only what the driver reports, or what
+    `allot resize --force` found in use.
+    """
+    driver_used = device.driver_used or 0
+    most = max(device.limit, driver_used, (record and record.most_bytes) or 0)
     certain = max(0, device.used - device.host_bytes)
-    return max(certain, min(device.driver_used or 0, device.used))
+    return min(most, max(certain, min(driver_used, device.used)))
 
 
 def _ratio(percent: int | None) -> float | None:

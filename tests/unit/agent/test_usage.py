@@ -62,13 +62,15 @@ class Scene:
         self.now = 100.0
         self.pods: list[Pod] = []
         self.gpus = GpusTwin(*(device.uuid for device in node.devices))
-        self.state = NodeState(devices={device.uuid: device for device in node.devices})
+        self.state = NodeState(
+            devices={device.uuid: device for device in node.devices},
+            unhealthy={node.devices[1].uuid: "XID 79"},
+        )
         gpus: GpuReports = self.gpus
         self.reader = UseReader(
             node="n1",
             gpus=gpus,
             state=self.state,
-            unhealthy=lambda: {node.devices[1].uuid},
             shares=shares or shares_in(node.folder, node.machine),
             pods=lambda: self.pods,
             patience_s=0.05 if shares else 60,
@@ -247,6 +249,24 @@ def test_what_was_lent_never_falls(node: Node) -> None:
         return found.lent_ns
 
     assert [lent() for _ in range(4)] == [0, 30, 30, 35]
+
+
+def test_a_forged_ledger_has_no_more_than_its_limit(node: Node) -> None:
+    """Or than the driver reports: what it claims must not be taken from its neighbours."""
+    uuid = node.devices[0].uuid
+    used = [
+        DeviceView(uuid, "T4", 2 * GI, 70 * GI, 70 * GI, 0),
+        DeviceView(uuid, "T4", 2 * GI, 3 * GI, 3 * GI, 0, driver_used=3 * GI),
+    ]
+
+    def read(_: Readings) -> tuple[ShareStatus, Mapping[str, Booking]]:
+        views = [
+            ShareView(str(number), "a", LiveState.KEPT, None, (device,), (), None)
+            for number, device in enumerate(used)
+        ]
+        return ShareStatus(tuple(views), ()), {}
+
+    assert [each.memory_used for each in Scene(node, read).read().shares] == [2 * GI, 3 * GI]
 
 
 def test_memory_on_the_host_is_not_on_the_device(node: Node) -> None:
