@@ -401,7 +401,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 def _own(use: Use) -> Iterator[Metric]:
     read = Metric("allotment_use_read", "1: read in time for this scrape; 0: not.", "gauge")
     read.add_sample(read.name, {"what": "shares"}, float(use.are_shares_read))
-    answers = bool(use.gpus) and all(gpu.answers for gpu in use.gpus)
+    answers = all(gpu.answers for gpu in use.gpus)
     read.add_sample(read.name, {"what": "gpus"}, float(answers))
     yield read
     damaged = Metric("allotment_use_shares_damaged", "Shares with an unreadable file.", "gauge")

@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from api_server_twin import api_of, refused
+from held_ports import held_port
 from pod_node import Node, order, owner
+from prometheus_client.parser import text_string_to_metric_families
 
+from allotment.agent import running
+from allotment.agent.configuring import AgentSettings
 from allotment.agent.inventory import Sighting
 from allotment.agent.node_state import NodeState
 from allotment.agent.usage import GpuReports, Readings, SharesRead, UseReader, shares_in
@@ -288,3 +296,40 @@ def test_memory_on_the_host_is_not_on_the_device(node: Node) -> None:
         return ShareStatus(tuple(views), ()), {}
 
     assert [each.memory_used for each in Scene(node, read).read().shares] == [2, 5]
+
+
+def test_the_agent_serves_it_beside_its_own_metrics(tmp_path: Path) -> None:
+    """Before it reaches an API server, too: its GPUs are there."""
+
+    async def story(address: str) -> None:
+        settings = AgentSettings(
+            node="n1", state=tmp_path, simulated="t4:2", metrics_address=address,
+            kubelet_socket=tmp_path / "kubelet.sock", cdi_folder=tmp_path / "cdi",
+            starts_front=False,
+        )  # fmt: skip
+        agent = running._Agent(  # noqa: SLF001 - its parts meet there
+            settings, api_of(lambda _: refused(503))
+        )
+        task = asyncio.create_task(agent.run())
+
+        def scraped() -> dict[str, list[float]]:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+            return {each.name: [sample.value for sample in each.samples] for each in families}
+
+        try:
+            found: dict[str, list[float]] = {}
+            while found.get("allotment_gpu_answers") != [1, 1]:
+                with suppress(OSError):  # it does not listen yet
+                    found = await asyncio.to_thread(scraped)
+                await asyncio.sleep(0.1)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert "allotment_agent_config_valid" in found
+        assert found["allotment_use_read"] == [1, 1]
+        assert not any(name.startswith(("DCGM", "hami")) for name in found)
+
+    with held_port() as port:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{port}"), 100))
