@@ -276,6 +276,7 @@ class UseReader:
             outside = [each.used or 0 for each in status.outside if each.uuid == uuid]
             gpu = replace(
                 gpu,
+                mode=next((each.mode for each in of_gpu if each.mode), gpu.mode),
                 memory_allocated=sum(each.memory for each in of_gpu),
                 memory_oversubscribed=sum(each.oversubscribed for each in of_gpu),
                 guaranteed=bookings.get(uuid, Booking()).guaranteed / WHOLE,

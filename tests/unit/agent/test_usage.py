@@ -30,7 +30,9 @@ from allotment.devices.watching import Report, Vitals
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.metrics.use import ShareUse, Use
 from allotment.model.compute import Compute
+from allotment.model.devices import DeviceSlice
 from allotment.model.pods import Pod, PodUid
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking
 from allotment.shares.compute_view import ComputeView
@@ -118,6 +120,44 @@ def test_shares_and_gpus_are_read_together(node: Node) -> None:
     assert (gpu.memory_used, gpu.utilization, gpu.temperature_c) == (3 * GI, 0.5, 41)
     assert (gpu.ecc_corrected, gpu.sm_clock_mhz, gpu.power_mw) == (2, 1410, 70_000)
     assert (gpu.is_healthy, other.is_healthy) == (True, False)
+
+
+def test_a_gpus_mig_devices_and_their_shares_are_its_own(node: Node) -> None:
+    gpu, other = node.devices
+    slices = {
+        f"MIG-{number}": replace(
+            gpu,
+            uuid=f"MIG-{number}",
+            slice_of=DeviceSlice(
+                gpu=gpu.uuid, number=number, profile="1g.10gb", gpu_instance=number,
+                compute_instance=0,
+            ),
+        )
+        for number in range(3)
+    }  # fmt: skip
+    bookings = {
+        "MIG-0": Booking(memory=GI, shares=1, mode="mig"),
+        "MIG-2": Booking(memory=2 * GI, shares=1, mode="mig"),
+        other.uuid: Booking(memory=7, oversubscribed=3, guaranteed=2500, shares=2, mode="soft"),
+    }
+    record = ShareDevice("MIG-0", "A100", GI, gpu=gpu.uuid, profile="1g.10gb")
+    share = Share(
+        id=ShareId("1"), name="a", created=0, mode="mig", devices=(record,),
+        injection=Injection.CDI, owner=owner(),
+    )  # fmt: skip
+    device = DeviceView("MIG-0", "A100", GI, GI, GI, 0)
+    view = ShareView("1", "a", LiveState.RUNNING, share, (device,), (), None)
+    scene = Scene(node, lambda _: (ShareStatus((view,), ()), bookings))
+    scene.state.devices = {**scene.state.devices, **slices}
+    use = scene.read()
+    cut, whole = use.gpus
+    assert (cut.slices, cut.mode, cut.shares) == ({"1g.10gb": 3}, "mig", 2)
+    assert (cut.memory_allocated, cut.guaranteed) == (3 * GI, 0)
+    assert (whole.mode, whole.shares, whole.guaranteed) == ("soft", 2, 0.25)
+    assert (whole.memory_allocated, whole.memory_oversubscribed) == (7, 3)
+    (found,) = use.shares
+    assert (found.gpu, found.device, found.memory_used) == (gpu.uuid, "MIG-0", GI)
+    assert found.utilization is None
 
 
 def test_a_share_without_compute_has_no_gpu_time(node: Node) -> None:
