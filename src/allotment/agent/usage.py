@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from allotment.agent.inventory import Sighting
@@ -21,6 +22,7 @@ from allotment.agent.node_state import NodeState
 from allotment.devices.events import GpuEvent
 from allotment.devices.sources import Reading
 from allotment.devices.watching import Asker, Report
+from allotment.ledger import SeatAccount
 from allotment.ledger.layout import WAIT_FIRST_NS
 from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
 from allotment.model.compute import WHOLE
@@ -59,6 +61,17 @@ SharesRead = Callable[[Readings], tuple[ShareStatus, Mapping[str, Booking]]]
 """Returns the shares' status by the driver's readings, and the bookings of each device."""
 
 
+class _Lent(msgspec.Struct, frozen=True):
+    """What the neighbours of a share have used of its guarantee."""
+
+    sum_ns: int
+    """Of those that were there at the last look."""
+    total_ns: int
+    """Since the first look."""
+    fallen_ns: int | None = None
+    """The sum at the last look, if it was less than before for the first time."""
+
+
 class UseReader:
     """The use of a node's shares and GPUs. Any thread may read it."""
 
@@ -86,8 +99,8 @@ class UseReader:
         self._read_at = float("-inf")
         self._last: Use | None = None
         self._xids: dict[str, int] = {}
-        self._lent: dict[tuple[str, str], tuple[int, int]] = {}
-        """By share and device: what its neighbours had used at the last look, and the sum."""
+        self._lent: dict[tuple[str, str], _Lent] = {}
+        """By share and device."""
         gpus.hear(self._see)
 
     def _see(self, uuid: str, sighting: Sighting) -> None:
@@ -217,32 +230,43 @@ class UseReader:
         )
         if not compute.is_measured:
             return use
-        account = compute.account
-        return replace(
+        use = replace(
             use,
             gpu_ns=compute.use.gpu_ns,
             copy_ns=compute.use.copy_ns,
             held_ns=compute.use.held_ns,
-            borrowed_ns=account.borrowed_ns,
-            lent_ns=self._lent_by(use, account.lent_ns),
             delayed_launches=compute.use.throttled,
-            turns=account.leases,
-            turns_taken=account.evictions,
             waits=compute.use.lease_waits,
             first_wait_ns=WAIT_FIRST_NS,
             wait_ns=compute.use.lease_wait_ns,
+        )
+        account = compute.account
+        if compute.use.gpu_ns and account == SeatAccount():
+            return use  # its file cannot be read now: its counters must not seem to begin again
+        return replace(
+            use,
+            borrowed_ns=account.borrowed_ns,
+            lent_ns=self._lent_by(use, account.lent_ns),
+            turns=account.leases,
+            turns_taken=account.evictions,
         )
 
     def _lent_by(self, use: ShareUse, lent_ns: int) -> int:
         """Return what a share has lent since the agent's start.
 
-        Each neighbour tells how much it has used of it, and takes that along when it ends.
+        Each neighbour tells how much it has used of it, and takes that along when it ends. A sum
+        that falls counts anew only at the second look: at the first, one file may be unreadable.
         """
         key = (use.share, use.device)
-        before, total = self._lent.get(key, (lent_ns, 0))
-        total += max(0, lent_ns - before)
-        self._lent[key] = (lent_ns, total)
-        return total
+        last = self._lent.get(key, _Lent(lent_ns, 0))
+        if lent_ns >= last.sum_ns:
+            new = _Lent(lent_ns, last.total_ns + lent_ns - last.sum_ns)
+        elif last.fallen_ns is None:
+            new = _Lent(last.sum_ns, last.total_ns, fallen_ns=lent_ns)
+        else:
+            new = _Lent(lent_ns, last.total_ns + max(0, lent_ns - last.fallen_ns))
+        self._lent[key] = new
+        return new.total_ns
 
     # ---- a GPU
 

@@ -28,7 +28,7 @@ from allotment.devices.gauges import Gauges
 from allotment.devices.sources import DeviceProcess, Reading
 from allotment.devices.watching import Report, Vitals
 from allotment.ledger import DeviceUse, SeatAccount
-from allotment.metrics.use import ShareUse, Use
+from allotment.metrics.use import Use
 from allotment.model.compute import Compute
 from allotment.model.devices import DeviceSlice
 from allotment.model.pods import Pod, PodUid
@@ -267,16 +267,16 @@ def test_the_last_xid_is_remembered(node: Node) -> None:
     assert [each.last_xid for each in scene.read().gpus] == [48, 0]
 
 
-def lending(uuid: str, amounts: Iterator[int]) -> SharesRead:
-    """A share that has lent so much at each look."""
+def lending(uuid: str, accounts: Iterator[SeatAccount], gpu_ns: int = 0) -> SharesRead:
+    """A share that has such an account at each look."""
 
     def read(_: Readings) -> tuple[ShareStatus, Mapping[str, Booking]]:
         compute = ComputeView(
             promised=Compute(2500, is_governed=True),
             is_suspended=False,
             is_measured=True,
-            use=DeviceUse(0, 0, 0),
-            account=SeatAccount(lent_ns=next(amounts)),
+            use=DeviceUse(0, 0, 0, gpu_ns=gpu_ns),
+            account=next(accounts),
             driver_percent=None,
             read_ns=0,
         )
@@ -287,16 +287,28 @@ def lending(uuid: str, amounts: Iterator[int]) -> SharesRead:
     return read
 
 
-def test_what_was_lent_never_falls(node: Node) -> None:
-    """A neighbour that ends takes along what it had used: the rest must not count again."""
-    scene = Scene(node, lending(node.devices[0].uuid, iter((70, 100, 40, 45))))
+@pytest.mark.parametrize(
+    ("seen", "shown"),
+    [
+        # A neighbour that ends takes along what it had used: the rest must not count again.
+        ((70, 100, 40, 45, 50), [0, 30, 30, 35, 40]),
+        # Its file could not be read once.
+        ((70, 100, 40, 101), [0, 30, 30, 31]),
+    ],
+)
+def test_what_was_lent_never_falls(node: Node, seen: tuple[int, ...], shown: list[int]) -> None:
+    accounts = (SeatAccount(lent_ns=each) for each in seen)
+    scene = Scene(node, lending(node.devices[0].uuid, accounts))
+    assert [each.lent_ns for _ in seen for each in scene.read().shares] == shown
 
-    def lent() -> int | None:
-        found: ShareUse
-        (found,) = scene.read().shares
-        return found.lent_ns
 
-    assert [lent() for _ in range(4)] == [0, 30, 30, 35]
+def test_counters_of_an_unreadable_account_are_left_out(node: Node) -> None:
+    accounts = iter((SeatAccount(leases=5, borrowed_ns=7, lent_ns=1), SeatAccount()))
+    scene = Scene(node, lending(node.devices[0].uuid, accounts, gpu_ns=9))
+    (known,), (unknown,) = scene.read().shares, scene.read().shares
+    assert (known.turns, known.borrowed_ns, known.lent_ns) == (5, 7, 0)
+    assert (unknown.turns, unknown.borrowed_ns, unknown.lent_ns) == (None, None, None)
+    assert unknown.gpu_ns == 9
 
 
 def test_a_forged_ledger_has_no_more_than_its_limit(node: Node) -> None:
