@@ -27,6 +27,7 @@ from allotment.ledger.layout import WAIT_FIRST_NS
 from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
+from allotment.model.modes import traits_of
 from allotment.model.pods import Owner, Pod
 from allotment.model.shares import ShareDevice
 from allotment.model.structs import replace
@@ -205,15 +206,18 @@ class UseReader:
         readings: Readings,
     ) -> ShareUse:
         busy = utilization(readings.get(use.gpu), view.pids)
+        has_shim = traits_of(use.mode).has_shim
         has_host = device.is_oversubscribed or device.host_bytes > 0
         use = replace(
             use,
             memory_used=_on_device(device, record),
-            memory_peak=device.peak,
+            memory_peak=device.peak if has_shim else None,
             memory_context=sum(
                 each.context[use.place] for each in view.processes if use.place < len(each.context)
-            ),
-            refusals=device.refusals,
+            )
+            if has_shim
+            else None,
+            refusals=device.refusals if has_shim else None,
             host_bytes=device.host_bytes if has_host else None,
             moved_bytes=device.moved_bytes if device.is_oversubscribed else None,
             utilization=None if busy is None or use.gpu != use.device else busy / 100,

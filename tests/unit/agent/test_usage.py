@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import urllib.request
@@ -31,7 +32,9 @@ from allotment.ledger import DeviceUse, SeatAccount
 from allotment.metrics.use import Use
 from allotment.model.compute import Compute
 from allotment.model.devices import DeviceSlice
+from allotment.model.modes import EXCLUSIVE
 from allotment.model.pods import Pod, PodUid
+from allotment.model.requests import whole_devices
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking
@@ -166,6 +169,18 @@ def test_a_share_without_compute_has_no_gpu_time(node: Node) -> None:
     assert share.gpu_ns is None
     assert share.waits == ()
     assert share.memory_used == 0
+
+
+def test_without_the_shim_there_is_the_drivers_figure_alone(node: Node) -> None:
+    uuid = node.devices[1].uuid
+    node.prepare(order(1, request=whole_devices(1, mode=EXCLUSIVE), devices=(uuid,)))
+    scene = Scene(node)
+    scene.gpus.processes = (DeviceProcess(os.getpid(), 3 * GI, 25),)
+    (share,) = scene.read().shares
+    assert (share.mode, share.memory_used, share.processes) == ("exclusive", 3 * GI, 1)
+    assert share.memory_peak is share.refusals is share.guarantee is None
+    assert share.utilization == 0.25
+    assert not share.is_enforced
 
 
 def test_a_claims_share_is_its_claims(node: Node) -> None:
