@@ -169,6 +169,13 @@ BENCHES: Final = (
         base="`python -c pass`",
     ),
     _overhead(
+        "scrape",
+        "scrape",
+        20,
+        "What does a scrape of the agent's metrics cost with 60 shares on 16 GPUs?",
+        base="",
+    ),
+    _overhead(
         "storm",
         "limits",
         5,

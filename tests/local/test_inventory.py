@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,6 +178,31 @@ def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
             assert len(others) > 10, "it held up the others"
             faults.set_fault(path, 1, hang_us=0)
             await until(lambda: troubled(watch) == {})
+
+    asyncio.run(script())
+
+
+def test_a_gpu_that_hangs_delays_one_scrape_and_no_other_gpu(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("a100-80gb:4")
+    uuids = uuids_of(path)
+
+    async def script() -> None:
+        watch = quick(path, patience_s=1.0)
+        async with watching(watch):
+            await watch.first_look()
+            first = await asyncio.to_thread(watch.reports, patience_s=60)
+            assert set(first) == set(uuids)
+            assert first[uuids[0]].gauges.sm_clock_mhz
+            faults.set_fault(path, 1, hang_us=FOR_EVER_US)
+            hung = await asyncio.to_thread(watch.reports, patience_s=1)
+            assert set(hung) == {*uuids} - {uuids[1]}
+            began = time.monotonic()
+            again = await asyncio.to_thread(watch.reports, patience_s=60)
+            assert set(again) == set(hung)
+            assert time.monotonic() - began < 30  # it has not waited for that one
+            faults.set_fault(path, 1, hang_us=0)
 
     asyncio.run(script())
 

@@ -18,8 +18,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,7 +28,15 @@ import msgspec
 
 from allotment.devices.events import GpuEvent, Listeners
 from allotment.devices.sources import Inventory, Problem
-from allotment.devices.watching import OFF_BUS, Asker, Look, NvmlSession, ReadFailure, hidden_gpus
+from allotment.devices.watching import (
+    OFF_BUS,
+    Asker,
+    Look,
+    NvmlSession,
+    ReadFailure,
+    Report,
+    hidden_gpus,
+)
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError
@@ -82,11 +91,22 @@ T = TypeVar("T")
 class _Gpu:
     """The GPU at one NVML index, while NVML is initialised."""
 
-    __slots__ = ("asked", "asker", "failure", "index", "is_silent", "looked_again_at", "uuid")
+    __slots__ = (
+        "asked",
+        "asker",
+        "failure",
+        "index",
+        "is_silent",
+        "looked_again_at",
+        "reporter",
+        "uuid",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.asker = Asker(f"nvml-{index}")
+        self.reporter = Asker(f"nvml-report-{index}")
+        """For metrics alone: a scrape does not delay a look."""
         self.asked: Future[Look | ReadFailure] | None = None
         """The latest question."""
         self.looked_again_at = float("-inf")
@@ -94,6 +114,14 @@ class _Gpu:
         self.uuid: str | None = None
         self.failure: ReadFailure | None = None
         self.is_silent = False
+
+    @property
+    def is_asked(self) -> bool:
+        return self.asker.asked_at is not None or self.reporter.asked_at is not None
+
+    def close(self) -> None:
+        self.asker.close()
+        self.reporter.close()
 
     @property
     def problem(self) -> str | None:
@@ -203,6 +231,27 @@ class GpuWatch:
             return str(error) or type(error).__name__
         return answer if isinstance(answer, Look) else answer.message
 
+    def reports(self, *, patience_s: float) -> Mapping[str, Report]:
+        """Ask every GPU for its figures; return those that answer in time, by UUID.
+
+        Call it in any thread, one at a time. A GPU that hangs delays one call, not the next ones.
+        """
+        asked = {
+            gpu.uuid: future
+            for gpu in tuple(self._gpus)
+            if gpu.uuid is not None
+            and not gpu.is_silent
+            and (future := gpu.reporter.ask(partial(self._session.report, gpu.index))) is not None
+        }
+        wait(asked.values(), timeout=patience_s)
+        return {
+            uuid: answer
+            for uuid, future in asked.items()
+            if future.done()
+            and future.exception() is None
+            and isinstance(answer := future.result(), Report)
+        }
+
     # ---- the loop ----
 
     async def run(self) -> None:
@@ -283,20 +332,20 @@ class GpuWatch:
         return self._listeners.close()
 
     def _is_anyone_asked(self) -> bool:
-        return any(each.asker.asked_at is not None for each in self._gpus)
+        return any(each.is_asked for each in self._gpus)
 
     def _take_stock(self, count: int) -> None:
         """Keep one `_Gpu` for each NVML index; known devices stay known."""
         if self._listeners.is_closed:
             self._listeners = Listeners(self._session, self._deliver)
         for gpu in self._gpus[count:]:
-            gpu.asker.close()
+            gpu.close()
             self._listeners.leave(gpu.index)
         self._gpus[count:] = [_Gpu(index) for index in range(len(self._gpus), count)]
 
     def _forget_gpus(self, failure: ReadFailure | None) -> None:
         for gpu in self._gpus:
-            gpu.asker.close()
+            gpu.close()
             if failure is not None and gpu.uuid is not None:
                 self._observe(gpu.uuid, failure)
         self._listeners.close(wait_s=0)
@@ -460,7 +509,7 @@ class GpuWatch:
         """Close NVML; threads that hang in it are left."""
         hangs = self._is_anyone_asked()
         for gpu in self._gpus:
-            gpu.asker.close()
+            gpu.close()
         hangs = not await asyncio.to_thread(self._listeners.close) or hangs
         self._gpus = []
         # The library cannot be shut down under a call, and the process ends anyway.

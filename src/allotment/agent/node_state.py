@@ -36,6 +36,8 @@ class NodeState(msgspec.Struct, kw_only=True):
     """Every GPU that has answered and its MIG devices; unhealthy ones are included."""
     unusable: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why a device takes no new share. It is still offered after one missed answer."""
+    unhealthy: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Why a device is not offered, by `Offering`."""
     links: DeviceLinks = msgspec.field(default_factory=DeviceLinks)
     """How well GPUs are linked, by the agent's own loop."""
     cordoned: Collection[str] = frozenset()

@@ -89,7 +89,7 @@ class Offering:
         await self._node.set_condition(
             health.type, health.status, reason=health.reason, message=health.message
         )
-        sick = inherited(unhealthy, devices)
+        state.unhealthy = sick = inherited(unhealthy, devices)
         for uuid in state.devices:
             self._reports.gauge("device_healthy", float(uuid not in sick), device=uuid)
         if state.config is None:

@@ -49,6 +49,7 @@ from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
+from allotment.agent.usage import UseReader, shares_in
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path, parse_spec
 from allotment.devices.timeslices import set_time_slice
@@ -59,7 +60,9 @@ from allotment.kube.nodes import NodePods, OwnNode
 from allotment.kube.quotas import FollowedConfigMap
 from allotment.metrics import start_log
 from allotment.metrics.agent import AgentMetrics
+from allotment.metrics.aliases import ALIASES
 from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.use import Aliases, UseMetrics
 from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.reported import Reported
@@ -214,6 +217,14 @@ class _Agent:
             owners=self._owners,
             memory=Memory(folder.root),
         )
+        use = UseReader(
+            node=settings.node,
+            gpus=self._gpus,
+            state=state,
+            shares=shares_in(folder, self._machine),
+            pods=self._pods.all,
+        )
+        self._use = UseMetrics(use.read, self._aliases)
         self._modes = DeviceModes(folder, state=state, node=self._node, reports=self._reports)
         self._offering = Offering(
             state=state,
@@ -345,7 +356,8 @@ class _Agent:
         server = None
         if settings.metrics_address is not None:
             probes = Probes(is_healthy=self._liveness_problems, is_ready=self._readiness_problems)
-            server = Server(settings.metrics_address, self._metrics.registry, probes)
+            registry = self._metrics.registry
+            server = Server(settings.metrics_address, registry, probes, self._use.text)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._turn())
@@ -495,6 +507,10 @@ class _Agent:
 
     def _health_config(self) -> HealthConfig:
         return (self._state.config or Config()).allotment.health
+
+    def _aliases(self) -> Collection[Aliases]:
+        config = self._state.config or Config()
+        return [ALIASES[name] for name in config.allotment.metric_aliases]
 
     def _policy(self) -> str:
         config = self._state.config or Config()

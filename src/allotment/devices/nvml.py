@@ -272,10 +272,10 @@ def _numa_node(bus_id: str) -> int | None:
 
 
 def _named_reading(nvml: ModuleType, handle: Handle, _index: int) -> tuple[str, Reading]:
-    return nvml.nvmlDeviceGetUUID(handle), _reading(nvml, handle)
+    return nvml.nvmlDeviceGetUUID(handle), reading_of(nvml, handle)
 
 
-def _reading(nvml: ModuleType, handle: Handle) -> Reading:
+def reading_of(nvml: ModuleType, handle: Handle) -> Reading:
     asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     _, _, used = _memory(nvml, handle)
     rates = optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)

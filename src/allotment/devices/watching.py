@@ -23,9 +23,11 @@ import msgspec
 
 from allotment.devices import loading
 from allotment.devices.faults import read_faults
+from allotment.devices.gauges import Gauges, field_values, read_gauges
 from allotment.devices.mig_slices import mig_slices
-from allotment.devices.nvml import count_gpus, describe
+from allotment.devices.nvml import count_gpus, describe, reading_of
 from allotment.devices.packing import read_machine
+from allotment.devices.sources import Reading
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError
 
@@ -70,6 +72,14 @@ class Look(msgspec.Struct, frozen=True):
     vitals: Vitals
     slices: tuple[Device, ...] = ()
     """Its MIG devices, if MIG is on."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A GPU's figures for metrics at one moment."""
+
+    reading: Reading
+    vitals: Vitals
+    gauges: Gauges
 
 
 class ReadFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +229,16 @@ class NvmlSession:
         except KeyError:
             return ReadFailure(message="the simulated machine no longer has this GPU", is_lost=True)
 
+    def report(self, index: int) -> Report | ReadFailure:
+        nvml = self.nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            return Report(
+                reading_of(nvml, handle), self._vitals(nvml, handle), read_gauges(nvml, handle)
+            )
+        except nvml.NVMLError as error:
+            return failure_of(nvml, error)
+
     def _vitals(self, nvml: ModuleType, handle: object) -> Vitals:
         fields = {
             "corrected": nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
@@ -230,13 +250,7 @@ class NvmlSession:
         }
         if not self.is_simulated:  # a simulated driver's recovery action is always "none"
             fields["action"] = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-        # One call for all: each value has its own result.
-        values = nvml.nvmlDeviceGetFieldValues(handle, list(fields.values()))
-        counts = {
-            name: _number(nvml, value)
-            for name, value in zip(fields, values, strict=True)
-            if value.nvmlReturn == nvml.NVML_SUCCESS
-        }
+        counts = field_values(nvml, handle, fields)
         repairs = [counts[name] for name in ("retiring", "remapping") if name in counts]
         return Vitals(
             ecc_corrected=counts.get("corrected"),
@@ -312,16 +326,3 @@ def failure_of(nvml: ModuleType, error: Exception) -> ReadFailure:
         needs_reset=is_one_of("NVML_ERROR_RESET_REQUIRED"),
         is_driver=is_one_of(*_DRIVER),
     )
-
-
-def _number(nvml: ModuleType, value: Any) -> int:  # noqa: ANN401 - a field value has no type
-    """Read a field value by its own type: the driver chooses one, and the rest is stale bytes."""
-    names = {
-        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-        nvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
-    }
-    return int(getattr(value.value, names.get(value.valueType, "ullVal")))

@@ -113,6 +113,14 @@ class ContainerSpec(Narrow):
     """Its variables, undecoded: few pods need them."""
 
 
+class PodClaim(Narrow):
+    """A ResourceClaim, as a pod names it."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(Narrow):
     """A pod's `spec`."""
 
@@ -122,6 +130,7 @@ class PodSpec(Narrow):
     restart_policy: str = "Always"
     resources: ResourceRequirements | None = None
     """For the whole pod, in place of the containers' sum if set."""
+    resource_claims: list[PodClaim] | None = None
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
@@ -165,6 +174,8 @@ class PodStatus(Narrow):
     """The node that kube-scheduler tries first."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: list[PodClaim] | None = None
+    """The names of claims that were made for the pod by templates."""
 
 
 class PodObject(Narrow):
@@ -193,7 +204,20 @@ def to_pod(item: PodObject) -> Pod:
         has_controller=not is_static and any(o.controller for o in meta.owner_references or ()),
         is_static=is_static,
         has_host_pids=bool(item.spec.host_pid),
+        claims=_claims(item),
     )
+
+
+def _claims(item: PodObject) -> dict[str, bool]:
+    asked = item.spec.resource_claims or ()
+    named = {each.resource_claim_name: False for each in asked if each.resource_claim_name}
+    templates = {each.name for each in asked if each.resource_claim_template_name}
+    made = item.status.resource_claim_statuses or ()
+    return named | {
+        each.resource_claim_name: True
+        for each in made
+        if each.resource_claim_name and each.name in templates
+    }
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from allotment.model.errors import PrerequisiteError, UsageError
 
@@ -31,6 +32,14 @@ _MAX_PORT = 65535
 
 Check = Callable[[], Sequence[str]]
 """Returns problems as sentences; empty: none. Called from another thread; must be fast."""
+
+
+More = Callable[[bool], bytes]
+"""Returns further metrics in Prometheus' format, or in that of OpenMetrics."""
+
+_OPENMETRICS = CONTENT_TYPE_LATEST.partition(";")[0]
+_END = b"# EOF\n"
+"""Of a text in OpenMetrics."""
 
 
 def _nothing() -> Sequence[str]:
@@ -62,11 +71,17 @@ def parse_address(text: str) -> tuple[str, int]:
 class Server:
     """An HTTP server from its construction to `close`. Raises `PrerequisiteError`."""
 
-    def __init__(self, address: str, registry: CollectorRegistry, probes: Probes) -> None:
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        probes: Probes,
+        more: More = lambda is_open: _END if is_open else b"",
+    ) -> None:
         """`address` is as in `parse_address`; port 0 selects a free port."""
         host, port = parse_address(address)
         try:
-            self._http = _Http((host, port), _handler(registry, probes))
+            self._http = _Http((host, port), _handler(registry, probes, more))
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot listen at {address}: {error.strerror or error}",
@@ -175,7 +190,9 @@ class _Head(io.RawIOBase):
         return count
 
 
-def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    registry: CollectorRegistry, probes: Probes, more: More
+) -> type[BaseHTTPRequestHandler]:
     checks = {
         "/healthz": probes.is_healthy,
         "/readyz": probes.is_ready,
@@ -196,7 +213,9 @@ def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPReques
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, encode(registry), content_type)
+                text = encode(registry).removesuffix(_END)
+                text += more(content_type.startswith(_OPENMETRICS))
+                self._answer(HTTPStatus.OK, text, content_type)
             elif (check := checks.get(path)) is not None:
                 self._probe(check)
             else:

@@ -44,6 +44,21 @@ def test_it_serves_figures_in_both_formats(registry: CollectorRegistry) -> None:
         assert body.endswith("# EOF\n")
 
 
+def test_further_metrics_follow_in_the_format_of_the_answer(registry: CollectorRegistry) -> None:
+    def more(is_open: bool) -> bytes:  # noqa: FBT001 - as it is called
+        return b"open 1\n# EOF\n" if is_open else b"plain 1\n"
+
+    with Server("127.0.0.1:0", registry, Probes(), more) as server:
+        assert fetch(server, "/metrics")[1].endswith("\nplain 1\n")
+        for version in ("", "; version=1.0.0", "; version=1.0.0; escaping=underscores"):
+            accept = f"application/openmetrics-text{version}"
+            _, body, kind = fetch(server, "/metrics", Accept=accept)
+            assert kind.startswith("application/openmetrics-text")
+            assert "things_total 1.0\n" in body
+            assert body.endswith("\nopen 1\n# EOF\n")
+            assert body.count("# EOF") == 1
+
+
 def test_the_probes_say_what_is_amiss(registry: CollectorRegistry) -> None:
     amiss: list[str] = []
     probes = Probes(is_healthy=lambda: (), is_ready=lambda: amiss)

@@ -296,6 +296,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         honour_resources=bool(section.honour_resources),
         driver_name=(section.dra and section.dra.driver_name) or default.driver_name,
         on_excess=section.on_excess or default.on_excess,
+        metric_aliases=tuple((section.metrics and section.metrics.aliases) or ()),
         health=_health(section.health or HealthSection()),
     )
 

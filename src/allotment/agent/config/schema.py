@@ -193,6 +193,17 @@ class DraSection(_Section, frozen=True, kw_only=True):
     """With `gpu.nvidia.com` in the place of NVIDIA's DRA driver; else `gpu.allotment.dev`."""
 
 
+AliasName = Literal["dcgm", "hami"]
+"""Whose names the metrics of use have, too (`metrics.aliases`)."""
+
+
+class MetricsSection(_Section, frozen=True, kw_only=True):
+    """What `/metrics` shows."""
+
+    aliases: list[AliasName] | None = None
+    """The metrics of use also under the names of dcgm-exporter and of HAMi."""
+
+
 class AllotmentSection(_Section, frozen=True, kw_only=True):
     """What NVIDIA's plugin does not have. NVIDIA's ignores the key `allotment` if it meets it."""
 
@@ -203,6 +214,7 @@ class AllotmentSection(_Section, frozen=True, kw_only=True):
     """Honour `resources`, `rename` and `devices` of the file, which NVIDIA's plugin drops."""
     health: HealthSection | None = None
     dra: DraSection | None = None
+    metrics: MetricsSection | None = None
     on_excess: Excess | None = None
     """What happens to a share that has more memory by the driver than its limit: `warn` (default)
     or `stop`."""
@@ -335,6 +347,8 @@ class AllotmentConfig(msgspec.Struct, frozen=True, kw_only=True):
     driver_name: DriverName = "gpu.allotment.dev"
     """`dra.driverName`"""
     on_excess: Excess = Excess.WARN
+    metric_aliases: tuple[AliasName, ...] = ()
+    """`metrics.aliases`"""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

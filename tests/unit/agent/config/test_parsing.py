@@ -75,6 +75,12 @@ def test_a_file_of_nvidias_is_understood() -> None:
         ("sharing: {timeSlicing: {replicas: 4}}", "$.sharing", "", "sharing.timeSlicing.resources"),
         ("allotment: {device: []}", "$.allotment.device", "", "did you mean `devices`?"),
         ("allotment: {dra: {driverName: gpu}}", "$.allotment.dra.driverName", "none of", ""),
+        (
+            "allotment: {metrics: {aliases: [dgcm]}}",
+            "$.allotment.metrics.aliases[0]",
+            "none of",
+            "",
+        ),
         ("allotment: {dra: {driver: x}}", "$.allotment.dra.driver", "unknown key", "driverName"),
         ("allotment: {x: 1}", "$.allotment.x", "", "valid keys: devices, sharesPerDevice"),
         ("apiVersion: v1\nkind: ConfigMap", "$.apiVersion", "", "its `data` has"),
