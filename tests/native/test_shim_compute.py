@@ -465,6 +465,27 @@ def test_a_queue_that_waits_for_the_host_keeps_no_turn(
 
 
 @pytest.mark.measured
+def test_a_launch_that_stays_inside_the_driver_keeps_no_turn(
+    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+) -> None:
+    """As with a full queue, or a module that is loaded when its first kernel is launched."""
+    other = load(turns.share("other", "50:100")[0], 200_000)
+    waits = subprocess.Popen(
+        [str(shim_hosts.program("host_brief")), "inside", "60", str(MS), str(900 * MS)],
+        env=shim_hosts.environment(turns.share("waits", "50:100")[0]),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert waits.stdout is not None
+        assert waits.stdout.readline() == b"ready\n"
+        # Later it would go on without the one that waits, as beside a thief of turns.
+        assert max(other.had_ns(1) for _ in range(3)) > 0.8
+    finally:
+        waits.kill()
+        waits.communicate()
+
+
+@pytest.mark.measured
 def test_launches_that_fail_are_charged_while_others_wait(
     turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
 ) -> None:

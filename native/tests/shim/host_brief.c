@@ -9,7 +9,8 @@
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
 //   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
 //   host_brief refused SECONDS NANOSECONDS WAIT   a kernel, and launches that the driver refuses
-//   host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
+//   host_brief inside SECONDS NANOSECONDS WAIT  launches that stay inside the driver, for so long
+//   each host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
 //
 // Prints how many nanoseconds of kernels it has run, and in how many.
 #include <unistd.h>
@@ -71,6 +72,38 @@ static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
   return had;
 }
 
+// ---- launches that stay inside the driver ----
+
+#define QUEUE 1024 /* works that the driver queues */
+
+// One more fits behind the wait, which is the mark before the next launch: the launch then waits
+// inside the driver.
+static void fill_queue(CUstream stream, CUevent event) {
+  OK(cuLaunchHostFunc(stream, wait_on_host, NULL));
+  for (int i = 1; i < QUEUE - 1; i++) OK(cuEventRecord(event, stream));
+}
+
+static uint64_t run_inside(double seconds, uint64_t ns) {
+  CUfunction function = spin_function();
+  CUstream waits, stream;
+  CUevent event;
+  OK(cuStreamCreate(&waits, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&event, 0));
+  run_in(function, ns, stream);
+  uint64_t end = now_ns() + (uint64_t)(seconds * 1e9), had = 0;
+  while (now_ns() < end) {
+    fill_queue(waits, event);
+    uint64_t called = now_ns();
+    had += run_in(function, ns, stream);
+    EXPECT(now_ns() - called > wait_ns / 2);
+    OK(cuStreamSynchronize(waits));
+    puts("ready");
+    fflush(stdout);
+  }
+  return had;
+}
+
 // ---- launches that fail ----
 
 static uint64_t run_refused(double seconds, uint64_t ns) {
@@ -120,6 +153,8 @@ int main(int argc, char **argv) {
     had = run_refused(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
   } else if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
     had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), runs_ahead);
+  } else if (argc == 5 && strcmp(argv[1], "inside") == 0) {
+    had = run_inside(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
   } else if (argc == 5 && strcmp(argv[1], "burst") == 0) {
     had = run_burst(atoi(argv[2]), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
   } else if (argc == 5) {
