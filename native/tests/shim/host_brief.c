@@ -8,6 +8,7 @@
 //   host_brief gaps SECONDS NANOSECONDS GAP kernels that are waited for, and a gap after each
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
 //   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
+//   host_brief pile SECONDS NANOSECONDS WAIT   as many kernels as are let in behind one wait
 //   host_brief refused SECONDS NANOSECONDS WAIT   a kernel, and launches that the driver refuses
 //   host_brief inside SECONDS NANOSECONDS WAIT  launches that stay inside the driver, for so long
 //   each host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
@@ -69,6 +70,17 @@ static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
     if (!runs_ahead) OK(cuStreamSynchronize(stream));
     had += ns;
   }
+  return had;
+}
+
+static uint64_t run_pile(uint64_t ns) {
+  CUfunction function = spin_function();
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 3; i++) run_in(function, ns, stream);
+  uint64_t end = now_ns() + wait_ns, had = 0;
+  OK(cuLaunchHostFunc(stream, wait_on_host, NULL));
+  for (; now_ns() < end; had += ns) spin(function, ns, stream);
   return had;
 }
 
@@ -149,7 +161,9 @@ int main(int argc, char **argv) {
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
   bool runs_ahead = strcmp(argv[1], "ahead") == 0;
   if (argc == 5) wait_ns = strtoull(argv[4], NULL, 10);
-  if (argc == 5 && strcmp(argv[1], "refused") == 0) {
+  if (argc == 5 && strcmp(argv[1], "pile") == 0) {
+    had = run_pile(strtoull(argv[3], NULL, 10));
+  } else if (argc == 5 && strcmp(argv[1], "refused") == 0) {
     had = run_refused(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
   } else if (argc == 5 && (runs_ahead || strcmp(argv[1], "behind") == 0)) {
     had = run_behind(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10), runs_ahead);
