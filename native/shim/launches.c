@@ -38,6 +38,7 @@ static bool wait_for_turn(stream_state *of, batch_launch *launch) {
 
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_part) {
   pass->stream = NULL;
+  pass->is_late = false;
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) {
     return UNLIKELY(compute_is_unknown()) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
@@ -51,7 +52,9 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (UNLIKELY(keeper_is_stopped(all))) {
-    keeper_note_late(of->at);
+    pass->is_late = !is_part && keeper_begin_late(of->at);
+    pass->meant = stream;
+    if (pass->is_late) pass->stream = of;
     return CUDA_SUCCESS;
   }
   estimate *what = estimate_of(&all->estimates, key);
@@ -72,6 +75,10 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
 void launch_end(launch_pass *pass, CUresult result) {
   stream_state *of = pass->stream;
   if (LIKELY(of == NULL)) return;
+  if (UNLIKELY(pass->is_late)) {
+    keeper_end_late(of->at, pass->meant, result == CUDA_SUCCESS);
+    return;
+  }
   batch_after(of, &pass->launch, result == CUDA_SUCCESS);
   process_unlock(&of->lock);
 }

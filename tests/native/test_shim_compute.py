@@ -477,6 +477,38 @@ def test_a_queue_that_waits_for_the_host_keeps_no_turn(
 
 
 @pytest.mark.measured
+def test_a_ceiling_holds_in_exit_handlers(turns: Turns, shim_hosts: ShimHosts) -> None:
+    environment = shim_hosts.environment(turns.share("one", "10")[0])
+    command = [str(shim_hosts.program("host_brief")), "late", "4", str(5 * MS), "0"]
+    done = shim_hosts.run(command, environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    had, took = map(int, done.stdout.splitlines()[-1].split())
+    assert 0.02 < had / took < 0.13
+
+
+@pytest.mark.measured
+def test_exit_handlers_take_turns(
+    turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
+) -> None:
+    other = load(turns.share("other", "80:100")[0], 2 * MS)
+    late = subprocess.Popen(
+        [str(shim_hosts.program("host_brief")), "late", "6", str(20 * MS), "0"],
+        env=shim_hosts.environment(turns.share("late", "20:100")[0]),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert late.stdout is not None
+        while late.stdout.readline() != b"late\n":
+            continue
+        other.had_ns(0.5)
+        assert max(other.had_ns(1) for _ in range(3)) > 0.7
+        assert late.wait() == 0
+    finally:
+        late.kill()
+        late.communicate()
+
+
+@pytest.mark.measured
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "alone"])
 def test_little_is_piled_up_behind_a_wait(
     turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts, *, beside: bool

@@ -9,6 +9,7 @@
 //   host_brief behind SECONDS NANOSECONDS WAIT kernels that are queued behind a wait of the host
 //   host_brief ahead SECONDS NANOSECONDS WAIT  the same, without waiting for one before the next
 //   host_brief pile SECONDS NANOSECONDS WAIT   as many kernels as are let in behind one wait
+//   host_brief late SECONDS NANOSECONDS 0   kernels that are waited for, in an exit handler
 //   host_brief refused SECONDS NANOSECONDS WAIT   a kernel, and launches that the driver refuses
 //   host_brief inside SECONDS NANOSECONDS WAIT  launches that stay inside the driver, for so long
 //   each host_brief burst COUNT NANOSECONDS IDLE  after idling, a kernel in each of so many streams
@@ -71,6 +72,27 @@ static uint64_t run_behind(double seconds, uint64_t ns, bool runs_ahead) {
     had += ns;
   }
   return had;
+}
+
+static double late_seconds;
+static uint64_t late_kernel_ns;
+static CUfunction late_function;
+static CUstream late_stream;
+
+static void run_late(void) {
+  uint64_t before = truth_ns(), begun = now_ns(), end = begun + (uint64_t)(late_seconds * 1e9);
+  puts("late");
+  fflush(stdout);
+  while (now_ns() < end) run_in(late_function, late_kernel_ns, late_stream);
+  printf("%llu %llu\n", (unsigned long long)(truth_ns() - before),
+         (unsigned long long)(now_ns() - begun));
+}
+
+// The handler was registered before anything was launched, so it runs after the shim's own.
+static uint64_t prepare_late(void) {
+  late_function = spin_function();
+  OK(cuStreamCreate(&late_stream, CU_STREAM_NON_BLOCKING));
+  return run_in(late_function, late_kernel_ns, late_stream);
 }
 
 static uint64_t run_pile(uint64_t ns) {
@@ -155,13 +177,20 @@ static uint64_t run_burst(int count, uint64_t ns, uint64_t idle_ns) {
 
 int main(int argc, char **argv) {
   look_at_share();
+  if (argc == 5 && strcmp(argv[1], "late") == 0) {
+    late_seconds = strtod(argv[2], NULL);
+    late_kernel_ns = strtoull(argv[3], NULL, 10);
+    OK(atexit(run_late));
+  }
   start_on(0);
   uint64_t begun = now_ns(), had = 0;
   if (argc == 3) had = run_one(spin_function(), strtoull(argv[2], NULL, 10));
   if (argc == 4) had = run_contexts(atoi(argv[2]), strtoull(argv[3], NULL, 10));
   bool runs_ahead = strcmp(argv[1], "ahead") == 0;
   if (argc == 5) wait_ns = strtoull(argv[4], NULL, 10);
-  if (argc == 5 && strcmp(argv[1], "pile") == 0) {
+  if (late_seconds > 0) {
+    had = prepare_late();
+  } else if (argc == 5 && strcmp(argv[1], "pile") == 0) {
     had = run_pile(strtoull(argv[3], NULL, 10));
   } else if (argc == 5 && strcmp(argv[1], "refused") == 0) {
     had = run_refused(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
