@@ -449,7 +449,7 @@ def test_long_kernels_are_paid_back(turns: Turns, load: Callable[..., Load]) -> 
 def test_a_queue_that_waits_for_the_host_keeps_no_turn(
     how: str, *, turns: Turns, load: Callable[..., Load], shim_hosts: ShimHosts
 ) -> None:
-    """What the other gets of the device depends on the machine's load: its waits for turns do not."""
+    """What the other gets of the device depends on the load of the machine; its waits do not."""
     from allotment import ledger
 
     share, _ = turns.share("other", "50:100")
