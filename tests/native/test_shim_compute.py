@@ -43,7 +43,6 @@ NOT_SANITIZED = {"without_memory_nothing_is_launched"}
 MEASURED = PLAIN_ONLY | {
     "a_callback_waits_for_a_launch",
     "a_callback_waits_for_another_stream",
-    "a_thousand_streams",
     "captures_are_left_alone",
     "contexts_go_with_work_queued",
     "contexts_leave_nothing_behind",
