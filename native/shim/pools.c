@@ -277,6 +277,9 @@ static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
     pool_bury(own, gone);
     process_unlock(&own->devices[gone->device].pool_lock);
   }
+  pool_state *added = add_pool(own, handle, device);
+  if (added != NULL) return added;
+  pools_waited(own, EVERY_STREAM);  // some that are ending may be empty by now
   return add_pool(own, handle, device);
 }
 
