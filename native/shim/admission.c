@@ -28,6 +28,10 @@
 
 // A queue without progress for so long may be waiting for a further launch.
 #define STUCK_NS (20 * MILLISECOND)
+// And for so many times what is queued: when the wait is over, all of it runs in another's turn.
+// What is expected may be wrong, so no longer than that.
+#define STUCK_TIMES 2
+#define STUCK_MORE_NS (500 * MILLISECOND)
 // If something runs meanwhile, it is rather that which takes long.
 #define STUCK_RUNNING_NS (1000 * MILLISECOND)
 
@@ -268,7 +272,21 @@ static bool is_stuck(const compute_device *at, const launch_request *launch) {
     if (now <= load(*launch->free_ns)) return false;
     patience = STUCK_RUNNING_NS;
   }
+  // Who comes back to a program that is alone waits for some of its work anyway.
+  uint64_t queued_ns = admission_queued_ns(at), usual_ns = at->is_alone ? BOUND_STREAMS_NS : 0;
+  uint64_t more_ns = queued_ns > usual_ns ? STUCK_TIMES * (queued_ns - usual_ns) : 0;
+  patience += more_ns < STUCK_MORE_NS ? more_ns : STUCK_MORE_NS;
   return now > later(load(at->progress_ns), at->forced_ns) + patience;
+}
+
+// Would the lease be of no use yet? A queue that waits has to be short, or to have waited for long.
+// But who has asked for it takes it.
+static bool is_in_vain(const compute_device *at, const launch_request *launch) {
+  if (at->is_held != 0 || at->waiting_since_ns != 0) return false;
+  if (load(at->is_stalled) == 0 || load(at->queued) == 0) return false;
+  uint64_t dry = admission_dry_ns(at), ahead = dry > launch->now_ns ? dry - launch->now_ns : 0;
+  bool is_short = ahead <= load(at->slack_ns) || ahead + launch->expected_ns <= load(at->bound_ns);
+  return !is_short && !is_stuck(at, launch);
 }
 
 static bool force(compute_device *at, const launch_request *launch) {
@@ -303,6 +321,7 @@ static bool attempt_locked(compute_device *at, attempt *of) {
   at->leases.launch_ns = later(of->launch->expected_ns, BOUND_LENT_NS);
   if (at->is_held != 0) look(at, now);
   if (at->is_moving != 0) return false;
+  if (is_in_vain(at, of->launch)) return false;
   if (at->is_held == 0 && !ask(at, of, now)) return false;
   if (at->is_held == 0) return false;
   if (try_enter(at, of->launch)) return true;

@@ -87,7 +87,7 @@ typedef struct compute_state {
   uint32_t has_turns;  // some device has
   uint32_t is_paused;  // under the process's context_lock
   uint32_t captures;   // streams that are being captured, as far as is known
-  pthread_mutex_t start_lock;
+  pthread_mutex_t start_lock, late_lock;
   keeper_state keeper;
   mark_store marks;
   estimate_table estimates;
@@ -206,8 +206,11 @@ void admission_wake(const compute_device *at);
 bool keeper_start(compute_state *all);
 // It may be asleep for long.
 void keeper_wake(compute_state *all);
-// The program works on in its exit handlers: what that takes is charged when its place is freed.
-void keeper_note_late(compute_device *at);
+// The program works on in its exit handlers, without a keeper. A launch takes its turn and ends it
+// in the calling thread, which waits for the work meanwhile; false: it goes on without, and is
+// charged when the place is freed.
+bool keeper_begin_late(compute_device *at);
+void keeper_end_late(compute_device *at, CUstream stream, bool launched);
 static inline bool keeper_is_stopped(const compute_state *all) {
   return __atomic_load_n(&all->keeper.state, __ATOMIC_ACQUIRE) == KEEPER_STOPPED;
 }

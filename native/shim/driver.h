@@ -75,6 +75,7 @@ static inline bool governed(void) {
   X(cuDeviceGetUuid) \
   X(cuDeviceGetUuid_v2) \
   X(cuDevicePrimaryCtxGetState) \
+  X(cuDeviceSetMemPool) \
   X(cuEventCreate) \
   X(cuEventElapsedTime) \
   X(cuEventQuery) \
@@ -89,8 +90,10 @@ static inline bool governed(void) {
   X(cuMemAdvise) \
   X(cuMemGetAddressRange_v2) \
   X(cuMemGetDefaultMemPool) \
+  X(cuMemGetMemPool) \
   X(cuMemPoolGetAttribute) \
   X(cuMemPrefetchAsync) \
+  X(cuMemSetMemPool) \
   X(cuModuleGetGlobal_v2) \
   X(cuStreamCreate) \
   X(cuStreamDestroy_v2) \

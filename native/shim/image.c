@@ -59,17 +59,193 @@ static uint64_t initial_values(const char *at) {
   return values;
 }
 
-// "[4][16]"; "[]" has as many elements as initial values.
+// ---- constant expressions of PTX ----
+
+#define MOST_NESTED 64
+
+typedef struct expression {
+  const char *at;
+  int nested;
+  bool is_unknown;
+} expression;
+
+__extension__ typedef __int128 constant;  // saturates at UINT64_MAX
+
+static constant saturate(constant value) {
+  const constant most = UINT64_MAX;
+  return value > most ? most : value < -most ? -most : value;
+}
+
+static unsigned digit_of(char c) {
+  if (c >= '0' && c <= '9') return (unsigned)(c - '0');
+  if (c >= 'a' && c <= 'f') return (unsigned)(c - 'a' + 10);
+  if (c >= 'A' && c <= 'F') return (unsigned)(c - 'A' + 10);
+  return 16;
+}
+
+// "12", "0x1f", "017", "0b101", each also with a "U".
+static constant read_literal(expression *of) {
+  const char *at = of->at;
+  unsigned base = at[0] == '0' ? 8 : 10;
+  if (at[0] == '0' && (at[1] == 'x' || at[1] == 'X')) base = 16;
+  if (at[0] == '0' && (at[1] == 'b' || at[1] == 'B')) base = 2;
+  if (base == 16 || base == 2) at += 2;
+  const char *start = at;
+  constant value = 0;
+  for (; digit_of(*at) < base; at++) value = saturate(value * base + digit_of(*at));
+  of->is_unknown |= at == start;
+  if (*at == 'U') at++;
+  of->is_unknown |= is_word(*at);
+  of->at = at;
+  return value;
+}
+
+static constant evaluate(expression *of, int least_rank);
+
+static constant read_nested(expression *of, int least_rank) {
+  of->is_unknown |= of->nested == MOST_NESTED;
+  if (of->is_unknown) return 0;
+  of->nested++;
+  constant value = evaluate(of, least_rank);
+  of->nested--;
+  return value;
+}
+
+static constant read_operand(expression *of) {
+  enum { RANK_ALL = 1, RANK_UNARY = 12 };
+  of->at = skip(of->at);
+  char first = *of->at;
+  if (first >= '0' && first <= '9') return read_literal(of);
+  if (strncmp(of->at, "WARP_SZ", 7) == 0 && !is_word(of->at[7])) {
+    of->at += 7;
+    return 32;
+  }
+  of->is_unknown |= first == '\0' || strchr("(+-!~", first) == NULL;
+  if (of->is_unknown) return 0;
+  of->at++;
+  if (first != '(') {
+    constant value = read_nested(of, RANK_UNARY);
+    return first == '-' ? -value : first == '!' ? value == 0 : first == '~' ? -value - 1 : value;
+  }
+  of->at = skip(of->at);
+  bool is_cast = *of->at == '.';
+  if (is_cast) of->at += word_length(of->at);
+  constant value = is_cast ? 0 : read_nested(of, RANK_ALL);
+  of->at = skip(of->at);
+  of->is_unknown |= *of->at != ')';
+  if (!of->is_unknown) of->at++;
+  return is_cast ? read_nested(of, RANK_UNARY) : value;
+}
+
+#define TWO(a, b) ((a) | (b) << 8)
+
+typedef struct binary_operator {
+  int text, rank;
+} binary_operator;
+
+static binary_operator operator_at(const char *at) {
+  static const binary_operator known[] = {
+      {TWO('|', '|'), 2}, {TWO('&', '&'), 3}, {TWO('=', '='), 7}, {TWO('!', '='), 7},
+      {TWO('<', '='), 8}, {TWO('>', '='), 8}, {TWO('<', '<'), 9}, {TWO('>', '>'), 9},
+      {'?', 1},           {'|', 4},           {'^', 5},           {'&', 6},
+      {'<', 8},           {'>', 8},           {'+', 10},          {'-', 10},
+      {'*', 11},          {'/', 11},          {'%', 11}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    int first = known[i].text & 0xff, second = known[i].text >> 8;
+    if (at[0] == first && (second == 0 || at[1] == second)) return known[i];
+  }
+  return (binary_operator){0, 0};
+}
+
+static constant shift_left(constant value, constant by) {
+  for (; by > 0 && value > 0 && value < UINT64_MAX; by--) value = saturate(value * 2);
+  return value;
+}
+
+static constant apply(expression *of, int text, constant a, constant b) {
+  bool divides = text == '/' || text == '%';
+  bool shifts = text == TWO('<', '<') || text == TWO('>', '>');
+  of->is_unknown |= (divides && b == 0) || (shifts && (a < 0 || b < 0));
+  if (of->is_unknown) return 0;
+  constant product;
+  switch (text) {
+    case TWO('|', '|'):
+      return a != 0 || b != 0;
+    case TWO('&', '&'):
+      return a != 0 && b != 0;
+    case TWO('=', '='):
+      return a == b;
+    case TWO('!', '='):
+      return a != b;
+    case TWO('<', '='):
+      return a <= b;
+    case TWO('>', '='):
+      return a >= b;
+    case TWO('<', '<'):
+      return shift_left(a, b);
+    case TWO('>', '>'):
+      return b > 64 ? 0 : a >> (int)b;
+    case '|':
+      return a | b;
+    case '^':
+      return a ^ b;
+    case '&':
+      return a & b;
+    case '<':
+      return a < b;
+    case '>':
+      return a > b;
+    case '+':
+      return saturate(a + b);
+    case '-':
+      return saturate(a - b);
+    case '/':
+      return a / b;
+    case '%':
+      return a % b;
+    default:
+      return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : saturate(product);
+  }
+}
+
+// By precedence, as in C.
+static constant evaluate(expression *of, int least_rank) {
+  constant value = read_operand(of);
+  for (;;) {
+    of->at = skip(of->at);
+    binary_operator found = operator_at(of->at);
+    if (of->is_unknown || found.rank == 0 || found.rank < least_rank) return value;
+    of->at += found.text >> 8 != 0 ? 2 : 1;
+    if (found.text != '?') {
+      value = apply(of, found.text, value, read_nested(of, found.rank + 1));
+      continue;
+    }
+    constant chosen = read_nested(of, found.rank);
+    of->at = skip(of->at);
+    of->is_unknown |= *of->at != ':';
+    if (!of->is_unknown) of->at++;
+    constant other = read_nested(of, found.rank);
+    return value != 0 ? chosen : other;
+  }
+}
+
+// Of a dimension; 1 if it is not understood.
+static uint64_t constant_value(const char *at) {
+  expression whole = {.at = at};
+  constant value = evaluate(&whole, 1);
+  bool is_understood = !whole.is_unknown && *whole.at == ']' && value > 0;
+  return is_understood ? (uint64_t)value : 1;
+}
+
+// "[4][16]"; "[]" has as many elements as initial values. A dimension that is not understood counts
+// as one: the driver tells the size once the variable is there.
 static uint64_t read_dimensions(const char **text) {
   uint64_t count = 1;
   const char *at = skip(*text);
   while (*at == '[') {
     at = skip(at + 1);
-    char *end;
-    uint64_t length = strtoull(at, &end, 0);
-    if (end == at) length = initial_values(at);
-    count = multiply(count, length);
-    at = end + strcspn(end, "]");
+    count = multiply(count, *at == ']' ? initial_values(at) : constant_value(at));
+    at += strcspn(at, "]");
     if (*at == ']') at++;
     at = skip(at);
   }
@@ -77,19 +253,26 @@ static uint64_t read_dimensions(const char **text) {
   return count;
 }
 
-static const char *past_declaration(const char *at) {
+// To the comma before a further name, or past the declaration.
+static const char *past_name(const char *at) {
   for (int depth = 0; *at != '\0'; at++) {
     depth += *at == '{';
     depth -= *at == '}';
     if (*at == ';' && depth <= 0) return at + 1;
+    if (*at == ',' && depth <= 0) break;
   }
   return at;
 }
 
-// What follows ".global" or ".const": attributes, alignment, type, and one name.
-static const char *read_variable(const char *at, bool is_elsewhere, image_visit *visit,
-                                 void *context) {
-  uint64_t element = 0, vector = 1;
+static bool is_reference(const char *word, size_t length) {
+  return length > 3 && memcmp(word + length - 3, "ref", 3) == 0;
+}
+
+// What follows ".global" or ".const": attributes, alignment, type, and names. No variable is passed
+// over because its type or size is not understood.
+static const char *read_variables(const char *at, bool is_elsewhere, image_visit *visit,
+                                  void *context) {
+  uint64_t element = 1, vector = 1;
   for (;;) {
     at = skip(at);
     if (*at == '(') {
@@ -99,7 +282,11 @@ static const char *read_variable(const char *at, bool is_elsewhere, image_visit 
     }
     const char *word = at;
     size_t length = word_length(at);
-    if (length == 0) break;
+    if (length == 0 && *at == ',') {
+      at++;
+      continue;
+    }
+    if (length == 0) return past_name(at);
     at += length;
     if (word_is(word, length, ".align")) {
       at = skip(at);
@@ -109,13 +296,14 @@ static const char *read_variable(const char *at, bool is_elsewhere, image_visit 
     } else if (word[0] == '.') {
       uint64_t bytes = type_bytes(word, length);
       if (bytes != 0) element = bytes;
+      if (is_reference(word, length)) element = 0;
     } else {
       uint64_t bytes = multiply(read_dimensions(&at), element * vector);
       if (!is_elsewhere && bytes != 0) visit(context, word, length, bytes);
-      break;
+      at = past_name(at);
+      if (*at != ',') return at;
     }
   }
-  return past_declaration(at);
 }
 
 static const char *past_body(const char *at) {
@@ -139,7 +327,7 @@ static void read_ptx(const char *at, image_visit *visit, void *context) {
     at += length;
     if (word_is(word, length, ".extern")) is_elsewhere = true;
     if (word_is(word, length, ".global") || word_is(word, length, ".const")) {
-      at = read_variable(at, is_elsewhere, visit, context);
+      at = read_variables(at, is_elsewhere, visit, context);
       is_elsewhere = false;
     }
   }

@@ -3,7 +3,7 @@
 // lease back and wakes what was held back.
 //
 // It blocks all signals, captures nothing, and is not there in children. While the program's own
-// exit is under way it is stopped, and launches go straight through.
+// exit is under way it is stopped, and each launch does its part.
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -32,6 +32,7 @@
 #define LINGER_NS (100 * MICROSECOND)
 #define SHORTER_NS (200 * MICROSECOND)
 #define EXIT_NS (50 * MILLISECOND)
+#define LATE_NS (1000 * MILLISECOND)
 #define STACK_BYTES ((size_t)256 << 10)
 
 #define load(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
@@ -271,12 +272,80 @@ static void *keep(void *context) {
   return NULL;
 }
 
-void keeper_note_late(compute_device *at) {
-  uint64_t now = clock_ns();
+// ---- once exit has begun ----
+//
+// The driver may be torn down at any moment: it is called only by threads of the program that are
+// calling it anyway. No exit hangs: what another thread or the GPU does not end within LATE_NS is
+// not waited for.
+
+// The thread that would end it may be gone.
+static bool lock_late(pthread_mutex_t *lock) {
+  for (uint64_t end = clock_ns() + LATE_NS; clock_ns() < end;) {
+    if (process_trylock(lock)) return true;
+    nanosleep(&(struct timespec){.tv_nsec = BEAT_NS / 2}, NULL);
+  }
+  return false;
+}
+
+static void note_late(compute_device *at, uint64_t now) {
   if (load(at->leases.file->heads[at->leases.place].running_ns) == 0) {
     allot_lease_tell_running(&at->leases, now);
   }
   allot_lease_beat(&at->leases, true, now);
+}
+
+// Returns when to ask again; 0: it has the turn, or there are none.
+static uint64_t ask_late(compute_device *at, uint32_t *ticket) {
+  uint64_t now = clock_ns();
+  allot_lease lease;
+  at->leases.is_stalled = false;
+  allot_lease_want(&at->leases, now, &lease);
+  if (!lease.held) allot_lease_check(&at->leases, now, &lease);
+  if (!compute_is_governed(at)) return 0;
+  bool is_allowed = lease.held && !lease.yield && lease.budget_ns > 0;
+  if (is_allowed) note_late(at, now);
+  if (is_allowed) return 0;
+  if (lease.held) allot_lease_release(&at->leases, 0, 0, true, now, &lease);
+  *ticket = lease.ticket;
+  return lease.retry_ns > now && lease.retry_ns < now + BEAT_NS ? lease.retry_ns : now + BEAT_NS;
+}
+
+bool keeper_begin_late(compute_device *at) {
+  if (lock_late(&at->all->late_lock)) {
+    for (uint64_t again_ns = 1; again_ns != 0 && lock_late(&at->lease_lock);) {
+      uint32_t ticket = 0;
+      again_ns = ask_late(at, &ticket);
+      process_unlock(&at->lease_lock);
+      if (again_ns == 0) return true;
+      allot_lease_sleep(&at->leases, ticket, again_ns);
+    }
+    process_unlock(&at->all->late_lock);
+  }
+  note_late(at, clock_ns());
+  return false;
+}
+
+void keeper_end_late(compute_device *at, CUstream stream, bool launched) {
+  uint64_t now = clock_ns(), end = now + LATE_NS;
+  CUresult result = CUDA_SUCCESS;
+  for (; launched && now < end; now = clock_ns()) {
+    result = DRIVER(USED(cuStreamQuery)(stream));
+    if (result != CUDA_ERROR_NOT_READY) break;
+    allot_lease_beat(&at->leases, true, now);
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+  }
+  bool runs = result == CUDA_ERROR_NOT_READY;
+  uint64_t since_ns = load(at->leases.file->heads[at->leases.place].running_ns);
+  if (lock_late(&at->lease_lock)) {
+    allot_lease lease;
+    admission_spend(at, now > since_ns && since_ns != 0 ? now - since_ns : 0);
+    allot_lease_tell_running(&at->leases, runs ? now : 0);
+    allot_lease_beat(&at->leases, runs, now);
+    at->is_held = 0;
+    allot_lease_release(&at->leases, take_uncharged(at), 0, false, now, &lease);
+    process_unlock(&at->lease_lock);
+  }
+  process_unlock(&at->all->late_lock);
 }
 
 void keeper_wake(compute_state *all) {

@@ -36,8 +36,17 @@ static bool wait_for_turn(stream_state *of, batch_launch *launch) {
   return launch->is_counted;
 }
 
+// The keeper has stopped, as the program's exit has begun.
+static CUresult begin_late(launch_pass *pass, stream_state *of, CUstream stream, bool is_part) {
+  pass->is_late = !is_part && keeper_begin_late(of->at);
+  pass->meant = stream;
+  if (pass->is_late) pass->stream = of;
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_part) {
   pass->stream = NULL;
+  pass->is_late = false;
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) {
     return UNLIKELY(compute_is_unknown()) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
@@ -50,10 +59,7 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   }
   if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (UNLIKELY(keeper_is_stopped(all))) {
-    keeper_note_late(of->at);
-    return CUDA_SUCCESS;
-  }
+  if (UNLIKELY(keeper_is_stopped(all))) return begin_late(pass, of, stream, is_part);
   estimate *what = estimate_of(&all->estimates, key);
   pass->launch = (batch_launch){
       .what = what, .expected_ns = estimate_ns(what), .alone = estimate_is_due(what) || is_part};
@@ -61,7 +67,7 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   pass->launch.began_ns = clock_ns();
   if (UNLIKELY(!enter(of, &pass->launch)) && !wait_for_turn(of, &pass->launch)) {
     process_unlock(&of->lock);
-    return CUDA_SUCCESS;
+    return keeper_is_stopped(all) ? begin_late(pass, of, stream, is_part) : CUDA_SUCCESS;
   }
   estimate_count(what);
   batch_before(of, &pass->launch);
@@ -72,6 +78,10 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
 void launch_end(launch_pass *pass, CUresult result) {
   stream_state *of = pass->stream;
   if (LIKELY(of == NULL)) return;
+  if (UNLIKELY(pass->is_late)) {
+    keeper_end_late(of->at, pass->meant, result == CUDA_SUCCESS);
+    return;
+  }
   batch_after(of, &pass->launch, result == CUDA_SUCCESS);
   process_unlock(&of->lock);
 }

@@ -8,6 +8,8 @@
 typedef struct launch_pass {
   stream_state *stream;  // NULL: it is neither held back nor measured
   batch_launch launch;
+  bool is_late;  // the program's exit has begun; `meant` is its stream then
+  CUstream meant;
 } launch_pass;
 
 // Waits for the launch's turn and marks its beginning. `is_part`: of a launch on several devices,

@@ -32,6 +32,9 @@
 // After so long without an end of anything it is asked whether anything has begun. Longer than a
 // slice of the driver's time slicing, in which a foreign process may run.
 #define OVERDUE_NS (2200 * MICROSECOND)
+// A launch that is inside the driver for so long waits there: for a full queue, or for a module to
+// be loaded.
+#define INSIDE_NS (20 * MILLISECOND)
 
 // ---- batches ----
 
@@ -115,9 +118,10 @@ void batch_close(stream_state *of, bool is_late, uint64_t now) {
   mark_store *store = &of->at->all->marks;
   __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
   mark *end = closed->end = mark_set(of);
-  closed->closed_ns = now;
+  closed->closed_ns = clock_ns();
   closed->due_ns = of->free_ns;
-  closed->is_late = is_late;
+  // The thread may have been kept from setting the mark.
+  closed->is_late = is_late || closed->closed_ns - now > SUBMIT_NS;
   bool is_measured = end != NULL && closed->start != NULL;
   pthread_mutex_lock(&store->lock);
   mark_give_back_locked(of->last_end);
@@ -264,16 +268,16 @@ void batch_after(stream_state *of, const batch_launch *launch, bool launched) {
     __atomic_store_n(&of->is_settled, 0, __ATOMIC_RELAXED);
   }
   add_launch(open, launch, of->at);
+  if (open->launches == 1 && open->began_idle) {
+    uint64_t took_ns = clock_ns() - before_ns;
+    if (took_ns > SUBMIT_NS) open->submit_ns = took_ns;
+  }
   bool is_eager = of->eager > 0;
   if (is_eager) of->eager--;
   if (launch->alone || is_eager || open->launches == BATCH_LAUNCHES ||
       open->expected_ns >= batch_ns(of) || must_mark_at_once(of) ||
       __atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) {
-    uint64_t now = clock_ns();
-    if (open->launches == 1 && open->began_idle && now - before_ns > SUBMIT_NS) {
-      open->submit_ns = now - before_ns;
-    }
-    batch_close(of, false, now);
+    batch_close(of, false, clock_ns());
   }
 }
 
@@ -362,16 +366,13 @@ static void measure(compute_device *at, stream_state *of, const batch *done) {
   int64_t from = position_of(of->marks, done);
   pthread_mutex_unlock(&at->all->marks.lock);
   int64_t to = from + (int64_t)took;
-  bool is_exact = done->is_late == 0;
-  if (done->submit_ns > 0 && took > done->submit_ns) {
-    from += (int64_t)done->submit_ns;
-  } else if (!is_exact && to <= (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND) &&
-             took > done->expected_ns) {
-    // The work had ended when its end was marked: nobody knows when.
-    to = from + (int64_t)done->expected_ns;
-  } else {
-    is_exact = true;
-  }
+  // The launch may also have begun early in the driver's call.
+  uint64_t most_ns = took > done->expected_ns ? took - done->expected_ns : 0;
+  from += (int64_t)(done->submit_ns < most_ns ? done->submit_ns : most_ns);
+  // Had the work ended when its end was marked? Then nobody knows when.
+  bool is_exact = done->is_late == 0 || to - from <= (int64_t)done->expected_ns ||
+                  to > (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND);
+  if (!is_exact) to = from + (int64_t)done->expected_ns;
   uint64_t added = timeline_add(&at->covered, from, to);
   __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
   if (is_exact) learn(at, done, added);
@@ -483,15 +484,27 @@ static void note_running(compute_device *at, bool is_running, bool is_stalled, u
   __atomic_store_n(&at->is_stalled, is_stalled, __ATOMIC_RELAXED);
 }
 
+// May work of the stream run of which nothing is known, as no mark follows it yet? A launch that
+// waits inside the driver holds the stream's lock.
+static bool may_run_unmarked(stream_state *of, bool is_inside) {
+  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
+  if (!is_inside) return true;
+  if (!process_trylock(&of->lock)) return false;
+  process_unlock(&of->lock);
+  return true;
+}
+
 uint64_t marks_collect(compute_device *at, uint64_t now) {
   mark_store *store = &at->all->marks;
   uint64_t begun = 0;
   uint64_t last = __atomic_load_n(&at->progress_ns, __ATOMIC_RELAXED);
-  bool is_overdue = now > last + OVERDUE_NS, is_running = false, is_open = false, is_left = false;
+  bool is_overdue = now > last + OVERDUE_NS, is_inside = now > last + INSIDE_NS;
+  bool is_running = false, is_open = false;
+  bool is_left = is_inside && __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0;
   bool is_dry = now + NEAR_NS > admission_dry_ns(at);
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     batch *oldest = oldest_of(store, of);
-    if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) is_open = true;
+    if (may_run_unmarked(of, is_inside)) is_open = true;
     if (oldest == NULL) continue;
     if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
       is_left = true;
@@ -542,6 +555,7 @@ void marks_end_tails(compute_device *at, uint64_t now) {
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
     if (of->open != NULL && is_due && !must_mark_at_once(of)) {
       enter_context(of->context);
+      now = clock_ns();  // each mark takes its time
       // A capture that began meanwhile waits for the stream's lock.
       if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) == 0) {
         batch_close(of, now > of->free_ns, now);

@@ -135,7 +135,7 @@ static void keep_variable(void *context, const char *name, size_t length, uint64
   size_t actual = 0;
   CUdeviceptr address = address_of(visit, name, length, &actual);
   if (address == 0) return;
-  if (actual > bytes) bytes = actual;  // of an expression the image's reader knows the start alone
+  if (actual != 0) bytes = actual;
   bool is_small = bytes < SMALL_LIMIT;
   record known;
   if (records_find(&own->records, SPACE_POINTER, address, &known)) return;  // named twice

@@ -106,7 +106,6 @@ static bool keep_pooled(const pool_request *request, CUdeviceptr pointer) {
     return true;
   }
   if (was_displaced) record_displaced(own, &displaced);
-  __atomic_add_fetch(&request->pool->allocations, 1, __ATOMIC_RELAXED);
   return true;
 }
 
@@ -135,6 +134,7 @@ static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, poo
   uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
   request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
   request->is_short = false;
+  if (pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
   if (pool->may_shrink != 0) pool_settle(request->own, pool, 0);
   if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t before = pool->charged;
@@ -243,16 +243,15 @@ CUDA_WRAPPER(cuMemAllocFromPoolAsync_ptsz,
 static void piece_gone(process *own, const record *gone, uint64_t stream) {
   pool_state *pool = &own->pools[gone->owner - 1];
   let_go(pool, gone->bytes);
-  uint32_t left = __atomic_sub_fetch(&pool->allocations, 1, __ATOMIC_RELAXED);
-  if (pool->handle == NULL) {
-    if (left == 0) pool_bury(own, pool);
-    return;
-  }
   pool->may_shrink = 1;
   if (stream != 0 && pool->freed_in != 0 && pool->freed_in != stream) pool->freed_in_many = 1;
   if (stream != 0) pool->freed_in = stream;
   __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
-  if (stream == 0) pool_settle(own, pool, 0);
+  if (pool->is_ending != 0) {
+    pool_end(own, pool);
+  } else if (stream == 0) {
+    pool_settle(own, pool, 0);
+  }
 }
 
 void pools_lost(process *own, const record *lost) {
@@ -271,10 +270,6 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
   process_lock(&own->devices[pool->device].pool_lock);
   bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
   CUresult result = DRIVER(call(known->key, stream));
-  // Of a destroyed pool nothing can be read later: what is freed has to be gone now.
-  if (taken && result == CUDA_SUCCESS && pool->handle == NULL) {
-    result = DRIVER(REAL(cuStreamSynchronize)(stream));
-  }
   if (taken && result == CUDA_SUCCESS) piece_gone(own, &gone, stream_identity(stream));
   if (taken && result != CUDA_SUCCESS) {
     records_keep(&own->records, &gone);

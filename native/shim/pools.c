@@ -145,7 +145,6 @@ CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64
 // device's pool lock held. False: the driver knows the pool no more, because its context was reset.
 bool pool_settle(process *own, pool_state *pool, uint64_t ahead) {
   uint64_t reserved = pool->charged + ahead, used;
-  if (pool->handle == NULL) return true;
   CUresult result = pool_read(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
   bool is_gone = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
   if (is_gone) reserved = 0;
@@ -157,7 +156,7 @@ bool pool_settle(process *own, pool_state *pool, uint64_t ahead) {
   bool is_full =
       reserved == 0 || (pool_read(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS &&
                         used == reserved);
-  if (is_full) pool->may_shrink = 0;
+  if (is_full && pool->is_ending == 0) pool->may_shrink = 0;
   return !is_gone;
 }
 
@@ -174,7 +173,11 @@ void pools_each(process *own, int device, void (*visit)(process *, pool_state *)
 }
 
 static void settle_charged(process *own, pool_state *pool) {
-  if (pool->charged != 0) pool_settle(own, pool, 0);
+  if (pool->is_ending != 0) {
+    pool_end(own, pool);
+  } else if (pool->charged != 0) {
+    pool_settle(own, pool, 0);
+  }
 }
 
 void pools_settle(process *own, int device) {
@@ -183,7 +186,7 @@ void pools_settle(process *own, int device) {
 
 static void settle_shrinking(process *own, pool_state *pool) {
   if (pool->may_shrink == 0) return;
-  pool_settle(own, pool, 0);
+  settle_charged(own, pool);
   if (pool->may_shrink != 0) __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
 }
 
@@ -208,7 +211,6 @@ void pools_waited(process *own, uint64_t stream) {
 }
 
 void pool_trim(process *own, pool_state *pool) {
-  if (pool->handle == NULL) return;
   DRIVER(REAL(cuMemPoolTrimTo)(pool->handle, 0));
   pool_settle(own, pool, 0);
 }
@@ -224,23 +226,35 @@ static bool is_of_pool(const record *seen, void *context) {
 static void forget_contents(process *own, pool_state *pool) {
   uint64_t id = pool_id(own, pool);
   records_sweep(&own->records, is_of_pool, &id);
-  __atomic_store_n(&pool->allocations, 0, __ATOMIC_RELAXED);
   pool->held = 0;
   pool_forget_streams(own, pool);
 }
 
-// A destroyed pool keeps what was not freed, and nothing of it can be read any more: its charge
-// stays until the last of it is gone for certain.
-void pool_bury(process *own, pool_state *pool) {
+static void pool_bury(process *own, pool_state *pool) {
   charge_release(own, pool->device, pool->charged);
   pool->charged = 0;
   forget_contents(own, pool);
   __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
 }
 
+// The driver keeps what was not freed of a destroyed pool, and what is freed in a stream until the
+// stream has come so far, but tells nothing of it any more. So the pool is destroyed once it is
+// empty.
+void pool_end(process *own, pool_state *pool) {
+  DRIVER(REAL(cuMemPoolTrimTo)(pool->handle, 0));
+  bool is_known = pool_settle(own, pool, 0);
+  if (is_known && pool->charged != 0) {
+    pool->may_shrink = 1;
+    __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  if (is_known) DRIVER(REAL(cuMemPoolDestroy)(pool->handle));
+  pool_bury(own, pool);
+}
+
 static void reset_pool(process *own, pool_state *pool) {
   pool->held = 0;  // of what a reset left, the driver knows
-  if (pool->handle == NULL || !pool_settle(own, pool, 0)) {
+  if (!pool_settle(own, pool, 0)) {
     pool_bury(own, pool);
   } else if (pool->charged == 0) {
     forget_contents(own, pool);
@@ -260,9 +274,12 @@ static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
     __atomic_store_n(&gone->taken, 0, __ATOMIC_RELEASE);
   } else if (gone != NULL) {
     process_lock(&own->devices[gone->device].pool_lock);
-    if (gone->handle == handle) pool_bury(own, gone);  // else it is being destroyed now
+    pool_bury(own, gone);
     process_unlock(&own->devices[gone->device].pool_lock);
   }
+  pool_state *added = add_pool(own, handle, device);
+  if (added != NULL) return added;
+  pools_waited(own, EVERY_STREAM);  // some that are ending may be empty by now
   return add_pool(own, handle, device);
 }
 
@@ -275,7 +292,9 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
   CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
   if (result != CUDA_SUCCESS) return result;
   int device = pool_device(own, &properties->location, properties->allocType);
-  if (device < POOL_UNCHARGED || add_new_pool(own, *pool, device) != NULL) return result;
+  pool_state *added = device < POOL_UNCHARGED ? NULL : add_new_pool(own, *pool, device);
+  if (added != NULL) added->made_as = *properties;
+  if (added != NULL || device < POOL_UNCHARGED) return result;
   DRIVER(REAL(cuMemPoolDestroy)(*pool));
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -292,6 +311,37 @@ CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// As the driver does with a pool that is destroyed.
+static void leave_current(pool_state *pool) {
+  CUmemLocation at = pool->made_as.location;
+  CUmemAllocationType type = pool->made_as.allocType;
+  CUmemoryPool current, usual;
+  if (DRIVER(USED(cuMemGetMemPool)(&current, &at, type)) == CUDA_SUCCESS) {
+    if (current != pool->handle) return;
+    CUresult result = DRIVER(USED(cuMemGetDefaultMemPool)(&usual, &at, type));
+    if (result == CUDA_SUCCESS) DRIVER(USED(cuMemSetMemPool)(&at, type, usual));
+  } else if (DRIVER(USED(cuDeviceGetMemPool)(&current, at.id)) == CUDA_SUCCESS &&
+             current == pool->handle &&
+             DRIVER(USED(cuDeviceGetDefaultMemPool)(&usual, at.id)) == CUDA_SUCCESS) {
+    DRIVER(USED(cuDeviceSetMemPool)(at.id, usual));
+  }
+}
+
+// With the device's pool lock held.
+static CUresult destroy_charged(process *own, pool_state *pool) {
+  if (pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
+  bool is_made = pool->made_as.allocType != CU_MEM_ALLOCATION_TYPE_INVALID;
+  if (!is_made) {
+    CUresult result = DRIVER(REAL(cuMemPoolDestroy)(pool->handle));
+    if (result == CUDA_SUCCESS) pool_bury(own, pool);
+    return result;
+  }
+  pool->is_ending = 1;
+  leave_current(pool);
+  pool_end(own, pool);
+  return CUDA_SUCCESS;
+}
+
 CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   if (!governed()) return REAL(cuMemPoolDestroy)(handle);
   UNCANCELLED;
@@ -303,15 +353,8 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
     if (result == CUDA_SUCCESS) __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
     return result;
   }
-  // What is freed in a stream but not done yet has to be gone before nothing can be read any more.
-  bool is_pending = __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0;
-  if (is_pending && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
   process_lock(&own->devices[pool->device].pool_lock);
-  CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
-  if (result == CUDA_SUCCESS) {
-    __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) == 0) pool_bury(own, pool);
-  }
+  CUresult result = destroy_charged(own, pool);
   process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }

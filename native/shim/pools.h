@@ -38,8 +38,9 @@ bool pool_settle(process *own, pool_state *pool, uint64_t ahead);
 void pool_trim(process *own, pool_state *pool);
 // All that was freed has been waited for.
 void pool_forget_streams(process *own, pool_state *pool);
-// Gives back all that a destroyed pool had, and its place.
-void pool_bury(process *own, pool_state *pool);
+// Destroys a pool that the program has destroyed, if it is empty; else that is tried again when the
+// pools are settled.
+void pool_end(process *own, pool_state *pool);
 
 // The device that is charged for such memory, POOL_UNCHARGED, or less: it is not understood, or of
 // no device of the share.

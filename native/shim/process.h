@@ -50,14 +50,15 @@ typedef struct device_state {
 #define POOL_UNCHARGED (-1) /* its memory is the host's, or charged to another process */
 
 typedef struct pool_state {
-  CUmemoryPool handle;   // NULL: destroyed, but some of its memory is still held
-  int16_t device;        // that is charged; POOL_UNCHARGED: none
-  uint8_t taken;         // the place is in use
-  uint8_t may_shrink;    // it reserves more than it uses
-  uint32_t allocations;  // not freed
-  uint64_t held;         // bytes of these
-  uint64_t charged;      // the reserve as it was last read, and at least `held`
-  uint64_t freed_in;     // the stream where all was freed that was not waited for since; 0: nothing
+  CUmemoryPool handle;
+  CUmemPoolProps made_as;  // zeros: the program did not make it
+  int16_t device;          // that is charged; POOL_UNCHARGED: none
+  uint8_t taken;           // the place is in use
+  uint8_t is_ending;       // the program has destroyed it, but it reserves memory yet
+  uint8_t may_shrink;      // it reserves more than it uses
+  uint64_t held;           // bytes that are not freed
+  uint64_t charged;        // the reserve as it was last read, and at least `held`
+  uint64_t freed_in;  // the stream where all was freed that was not waited for since; 0: nothing
   uint8_t freed_in_many;  // in several streams, rather
 } pool_state;
 

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that appear whole or not at all, and files that another user may have made."""
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
+import threading
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
 
 def atomic_write(path: Path, content: bytes | str, *, mode: int | None = None) -> None:
@@ -73,6 +80,67 @@ def read_regular(path: str | Path, most: int) -> bytes:
         return content
     finally:
         os.close(descriptor)
+
+
+class KeptFiles:
+    """Files that stay open, so that the kernel grants no lease on them.
+
+    Root in a container could take one on a file that it may only read (fcntl(2), F_SETLEASE): an
+    opening of the file by others waits then, or fails. To keep a file ends a lease, after
+    `fs.lease-break-time` (45 s) at the latest. Meanwhile its holder gets no other one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptors: dict[tuple[int, int], int] = {}
+        """By file system and inode."""
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._descriptors:
+                os.close(self._descriptors.popitem()[1])
+
+    def keep(self, paths: Iterable[Path], flags: int = os.O_RDWR) -> None:
+        """Keep files open, and close those that were removed.
+
+        Passes over a missing file and another user's: its next change reports that.
+        """
+        with self._lock:
+            for inode, descriptor in tuple(self._descriptors.items()):
+                if os.fstat(descriptor).st_nlink == 0:
+                    os.close(self._descriptors.pop(inode))
+        for path in paths:
+            with suppress(OSError):
+                self._keep(path, flags)
+
+    def _keep(self, path: Path, flags: int) -> None:
+        status = path.stat(follow_symlinks=False)
+        inode = status.st_dev, status.st_ino
+        if inode in self._descriptors or not stat.S_ISREG(status.st_mode):
+            return
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with self._lock:
+            if self._descriptors.setdefault(inode, descriptor) != descriptor:
+                os.close(descriptor)  # another thread was first
+
+
+def without_leases(paths: Iterable[Path], call: Callable[[], int]) -> int:
+    """Return the result of a call that opens files without waiting; ends leases on them first.
+
+    The call returns a negative errno value if it fails.
+    """
+    code = int(call())
+    if code == -errno.EAGAIN:
+        kept = KeptFiles()
+        try:
+            kept.keep(paths)
+            code = int(call())
+        finally:
+            kept.close()
+    return code
 
 
 FileIdentity = tuple[int, int]

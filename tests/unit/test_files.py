@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file is written whole or not at all."""
+"""A file is written whole or not at all; a kept one is leased to no other program."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
-from allotment.files import atomic_write
+from allotment.files import KeptFiles, atomic_write
 
 
 def test_the_new_content_replaces_the_old_one(tmp_path: Path) -> None:
@@ -34,3 +35,16 @@ def test_a_link_in_its_place_is_replaced_not_followed(tmp_path: Path) -> None:
     atomic_write(path, "{}")
     assert victim.read_text() == "mine"
     assert not path.is_symlink()
+
+
+def test_a_file_is_kept_until_it_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    path.touch()
+    kept = KeptFiles()
+    with path.open("rb") as file:
+        kept.keep([path, tmp_path / "missing"])
+        with pytest.raises(BlockingIOError):
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        path.unlink()
+        kept.keep([])
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)

@@ -320,6 +320,7 @@ stream *stream_per_thread(context *owner);
 void stream_destroy_locked(stream *dying);
 // Waits for all that was submitted to the stream so far.
 CUresult stream_synchronize(stream *waited);
+allot_point stream_end(const stream *asked);  // of the newest work; 0: it never had any
 bool stream_idle(stream *asked);
 
 #define STREAM_GREATEST_PRIORITY (-5)

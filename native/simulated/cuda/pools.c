@@ -16,12 +16,19 @@ typedef struct gap {
   struct gap *next;
 } gap;
 
+// Work that a free waits for.
+typedef struct pending {
+  allot_point after;
+  struct pending *next;
+} pending;
+
 typedef struct chunk {
   CUdeviceptr base;
   uint64_t size, used;
   int gpu;  // that it was taken from; -1: the host
   bool touched;
   gap *gaps;  // what is free, by place
+  pending *frees;
   struct chunk *next;
 } chunk;
 
@@ -87,6 +94,34 @@ static bool grow(pool *grown, int gpu, uint64_t size) {
   return grow_by(grown, gpu, wanted) || (wanted > least && grow_by(grown, gpu, least));
 }
 
+static void drop_passed(chunk *of) {
+  for (pending **at = &of->frees; *at != NULL;) {
+    pending *first = *at;
+    if (!allot_work_done(&driver.machine, first->after)) {
+      at = &first->next;
+      continue;
+    }
+    *at = first->next;
+    free(first);
+  }
+}
+
+static void note_free(chunk *of, const stream *after) {
+  drop_passed(of);
+  allot_point end = stream_end(after);
+  if (end == 0 || allot_work_done(&driver.machine, end)) return;
+  pending *noted = malloc(sizeof *noted);
+  if (noted == NULL) return;
+  *noted = (pending){end, of->frees};
+  of->frees = noted;
+}
+
+static bool is_unused(chunk *asked) {
+  if (asked->used > 0) return false;
+  drop_passed(asked);
+  return asked->frees == NULL;
+}
+
 static void drop_chunk(pool *from, chunk **at) {
   chunk *gone = *at;
   *at = gone->next;
@@ -98,13 +133,18 @@ static void drop_chunk(pool *from, chunk **at) {
     gone->gaps = first->next;
     free(first);
   }
+  while (gone->frees != NULL) {
+    pending *first = gone->frees;
+    gone->frees = first->next;
+    free(first);
+  }
   free(gone);
 }
 
 // Gives unused chunks back while more than `keep` bytes are reserved.
 static void trim(pool *trimmed, uint64_t keep) {
   for (chunk **at = &trimmed->chunks; *at != NULL && trimmed->reserved > keep;) {
-    if ((*at)->used == 0) {
+    if (is_unused(*at)) {
       drop_chunk(trimmed, at);
     } else {
       at = &(*at)->next;
@@ -192,9 +232,20 @@ CUresult pool_allocate_locked(pool *from, int gpu, uint64_t size, CUdeviceptr *a
   return CUDA_SUCCESS;
 }
 
+static pool *all_pools;
+
+static void unlist(pool *gone) {
+  pool **at = &all_pools;
+  while (*at != NULL && *at != gone) at = &(*at)->next;
+  if (*at != NULL) __atomic_store_n(at, gone->next, __ATOMIC_RELAXED);
+}
+
+// The memory of a destroyed pool goes once all of it is freed, and the work before the frees done.
 static void bury_if_empty(pool *dead) {
   if (!dead->dead || dead->used > 0) return;
   trim(dead, 0);
+  if (dead->chunks != NULL) return;
+  unlist(dead);
   object_free(dead);
 }
 
@@ -205,6 +256,7 @@ CUresult pool_free_locked(range *freed, stream *after) {
   if (from != NULL) {
     from->touched = from->touched || freed->touched;
     put_back(from, freed->base, whole);
+    if (after != NULL) note_free(from, after);
   }
   into->used -= whole;
   range_remove(freed);
@@ -215,8 +267,6 @@ CUresult pool_free_locked(range *freed, stream *after) {
 }
 
 // ---- the life of pools -------------------------------------------------------------------------
-
-static pool *all_pools;
 
 pool_place pool_place_on(int gpu) {
   return (pool_place){
@@ -264,16 +314,14 @@ pool *pool_new(const pool_place *place) {
   return made;
 }
 
-static void unlist(pool *gone) {
-  pool **at = &all_pools;
-  while (*at != NULL && *at != gone) at = &(*at)->next;
-  if (*at != NULL) __atomic_store_n(at, gone->next, __ATOMIC_RELAXED);
-}
-
 void pools_release_surplus(int gpu) {
   // Looked at without the lock: most programs have no pool.
   if (__atomic_load_n(&all_pools, __ATOMIC_RELAXED) == NULL) return;
   LOCK();
+  for (pool *at = all_pools, *next; at != NULL; at = next) {
+    next = at->next;
+    bury_if_empty(at);
+  }
   for (pool *at = all_pools; at != NULL; at = at->next) {
     bool is_elsewhere = at->place.gpu >= 0 && at->place.gpu != gpu;
     if (!is_elsewhere && at->reserved > at->used && at->reserved > at->threshold) {
@@ -307,7 +355,7 @@ void pools_reset(int gpu) {
 
 pool *pool_default(const pool_place *place) {
   for (pool *at = all_pools; at != NULL; at = at->next) {
-    if (at->is_default && pool_same_place(&at->place, place)) return at;
+    if (!at->dead && at->is_default && pool_same_place(&at->place, place)) return at;
   }
   pool *made = pool_new(place);
   if (made != NULL) made->is_default = true;
@@ -316,7 +364,7 @@ pool *pool_default(const pool_place *place) {
 
 pool *pool_current(const pool_place *place) {
   for (pool *at = all_pools; at != NULL; at = at->next) {
-    if (at->is_current && pool_same_place(&at->place, place)) return at;
+    if (!at->dead && at->is_current && pool_same_place(&at->place, place)) return at;
   }
   return pool_default(place);
 }
@@ -367,7 +415,6 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   TRY(pool_of(handle, &dying));
   if (dying->is_default) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  unlist(dying);
   pool_close(dying);
   dying->dead = true;
   trim(dying, 0);

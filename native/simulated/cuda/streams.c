@@ -115,7 +115,7 @@ CUresult cuStreamDestroy(CUstream handle) {
 
 // ---- waiting -----------------------------------------------------------------------------------
 
-static allot_point end_of(const stream *asked) {
+allot_point stream_end(const stream *asked) {
   uint64_t last = __atomic_load_n(&asked->last, __ATOMIC_RELAXED);
   return last == 0 ? 0 : ALLOT_POINT(driver.machine.slot, asked->owner->gpu, last);
 }
@@ -132,13 +132,13 @@ CUresult stream_synchronize(stream *waited) {
   if (stands_for_others(waited)) {
     context_drain_some(gpu, waited->owner, LEGACY_AND_BLOCKING);
   } else {
-    allot_engine_wait(&driver.machine, end_of(waited));
+    allot_engine_wait(&driver.machine, stream_end(waited));
   }
   return driver_gpu_usable(gpu);
 }
 
 static bool is_done(const stream *asked) {
-  if (!stands_for_others(asked)) return allot_work_done(&driver.machine, end_of(asked));
+  if (!stands_for_others(asked)) return allot_work_done(&driver.machine, stream_end(asked));
   int gpu = asked->owner->gpu;
   const allot_ring *ring = allot_ring_of(&driver.machine, driver.machine.slot, gpu);
   return context_pending(gpu, asked->owner, LEGACY_AND_BLOCKING, allot_load(&ring->head)) == 0;

@@ -3,7 +3,7 @@
 // it.
 #include <pthread.h>
 
-#include "host.h"
+#include "compute_host.h"
 
 #define CONTEXT context_cost()
 #define POOL_GROWTH (32 * MIB)
@@ -60,7 +60,7 @@ static void each_way_of_waiting_gives_back(void) {
   CUdeviceptr pointer;
   CUevent event;
   OK(cuEventCreate(&event, 0));
-  for (int way = 0; way < 4; way++) {
+  for (int way = 3; way >= 0; way--) {
     OK(cuMemAllocAsync(&pointer, 50 * MIB, NULL));
     OK(cuMemFreeAsync(pointer, NULL));
     OK(cuEventRecord(event, NULL));
@@ -108,6 +108,44 @@ static void own_pools(void) {
   AGREE();
   for (int i = 0; i < 3000; i++) OK(cuMemPoolDestroy(new_pool()));
   EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+// What is freed in a stream stays reserved until the stream has come so far: the stream of another
+// context, too, and also where nothing may be waited for.
+static void a_destroyed_pool_stays_charged_while_frees_are_pending(void) {
+  CUcontext first = start_on(0), second;
+  CUstream stream, recorded;
+  CUgraph graph;
+  OK(cuStreamCreate(&recorded, CU_STREAM_NON_BLOCKING));
+  OK(cuCtxCreate_v2(&second, 0, 0));
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUfunction function = spin_function();
+  CUcontext currents[] = {second, first, NULL, first};
+  for (int way = 3; way >= 0; way--) {
+    CUmemoryPool pool = new_pool(), current;
+    CUdeviceptr piece, kept;
+    OK(cuDeviceSetMemPool(0, pool));
+    OK(cuMemAllocAsync(&piece, 50 * MIB, stream));
+    OK(cuMemAllocAsync(&kept, 50 * MIB, stream));
+    spin(function, 200 * MS, stream);
+    OK(cuMemFreeAsync(piece, stream));
+    if (way == 3) OK(cuMemFreeAsync(kept, stream));
+    OK(cuCtxSetCurrent(currents[way]));
+    if (way == 3) OK(cuStreamBeginCapture_v2(recorded, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cuMemPoolDestroy(pool));
+    AGREE();
+    if (way == 3) OK(cuStreamEndCapture(recorded, &graph));
+    OK(cuDeviceGetMemPool(&current, 0));
+    EXPECT(current == default_pool());
+    GIVES(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
+    OK(cuCtxSetCurrent(second));
+    if (way != 3) OK(cuMemFreeAsync(kept, stream));
+    AGREE();
+    OK(cuStreamSynchronize(stream));
+    EXPECT_EQUAL(charged(0), 2 * CONTEXT);
+    AGREE();
+  }
+  for (int i = 0; i < 3000; i++) OK(cuMemPoolDestroy(new_pool()));
 }
 
 static void plain_memory_freed_in_stream_order(void) {
@@ -380,6 +418,8 @@ static const test_case cases[] = {
     {"each_way_of_waiting_gives_back", each_way_of_waiting_gives_back},
     {"a_threshold_keeps_the_charge", a_threshold_keeps_the_charge},
     {"own_pools", own_pools},
+    {"a_destroyed_pool_stays_charged_while_frees_are_pending",
+     a_destroyed_pool_stays_charged_while_frees_are_pending},
     {"plain_memory_freed_in_stream_order", plain_memory_freed_in_stream_order},
     {"managed_pools_are_charged", managed_pools_are_charged},
     {"a_made_pool_of_managed_memory_is_charged", a_made_pool_of_managed_memory_is_charged},

@@ -57,6 +57,22 @@ static void texts(void) {
   expect(HEAD ".global .texref t;.global .u32 a = 7;", 4, "a ");
   expect(HEAD ".global .b8 a[99999999999999999999999];", UINT64_MAX, "a ");
   expect(HEAD ".global .b64 a[4294967296][4294967296];", UINT64_MAX, "a ");
+  // Other bases, suffixes, several names, and types that are not known.
+  expect(HEAD ".global .b8 a[0b1000];.global .b8 b[010];.global .b8 c[0X1fU];.global .b8 d[9U];",
+         56, "a b c d ");
+  expect(HEAD ".global .b32 a[0B11U] [ /* 2 */ 2 ], b, c[3] = {1, 2, 3}, d;.global .u8 e;", 45,
+         "a b c d e ");
+  expect(HEAD ".global .bf16 a[4];.global .samplerref s;", 4, "a ");
+  expect(HEAD ".global .b8 a[1024*1024*0b10];", 2 << 20, "a ");
+  expect(HEAD ".global .b8 a[(1 << 20) + 4*2 - 010/2 % 3];", (1 << 20) + 7, "a ");
+  expect(HEAD ".global .b8 a[1024-1023];.global .b8 b[0+5];.global .b8 c[-1 + 3];", 8, "a b c ");
+  expect(HEAD ".global .b8 a[WARP_SZ*(.s64)2][1 ? 3 : 9][256>>8];", 192, "a ");
+  expect(HEAD ".global .b8 a[(3 > 2 && 1 != 2) + (~0 & 6) + (1 == 2 || 0) + (1 | 8 ^ 8) + !7];", 8,
+         "a ");
+  expect(HEAD ".global .b8 a[1<<30<<40];", UINT64_MAX, "a ");
+  // What is not understood, the driver is asked for.
+  expect(HEAD ".global .b8 a[1/0], b[09], c[0x], d[5 5], e[(((3], f[1<<-1], g[~0];", 7,
+         "a b c d e f g ");
   expect("", 0, "");
   expect("nothing at all", 0, "");
 }
@@ -149,8 +165,9 @@ static void *at_an_edge(const void *image, size_t size) {
 }
 
 static void broken_texts(void) {
-  static const char whole[] =
-      HEAD ".global .align 8 .b8 a[100][] = {1,{2}};\n.entry k(.param .u64 x) { ret; } /* c */";
+  static const char whole[] = HEAD
+      ".global .align 8 .b8 a[100][] = {1,{2}}, b[(1<<2)*-3?4U:0b1];\n.entry k(.param .u64 x) { "
+      "ret; } /* c */";
   char broken[sizeof whole + 1];
   unsigned seed = 3;
   for (int round = 0; round < 200000; round++) {
@@ -158,7 +175,7 @@ static void broken_texts(void) {
     size_t length = (size_t)rand_r(&seed) % sizeof whole;
     broken[length] = '\0';
     for (int i = rand_r(&seed) % 4; i > 0 && length > 0; i--) {
-      broken[(size_t)rand_r(&seed) % length] = "{}[];,/*.\n\"x9("[rand_r(&seed) % 14];
+      broken[(size_t)rand_r(&seed) % length] = "{}[];,/*.\n\"x9()<-?"[rand_r(&seed) % 18];
     }
     read_image(at_an_edge(broken, length + 1));
   }

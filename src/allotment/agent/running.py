@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import resource
 import sys
 import threading
 import time
@@ -89,6 +90,7 @@ _NODE_NAME: Final = re.compile(
 )
 """RFC 1123, as the API server checks it."""
 _MOST_NAME: Final = 253
+_OPEN_FILES: Final = 65_536
 _WORKER: Final = "agent-worker"
 _WORKERS: Final = (_WORKER, "tenancy")
 
@@ -100,6 +102,7 @@ def run(settings: AgentSettings) -> None:
     # The creation time of each series would double the output.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     tune_latency()
+    _allow_open_files()
     ending = Shutdown()
     ending.listen()
     try:
@@ -108,6 +111,12 @@ def run(settings: AgentSettings) -> None:
         raise _first(group) from None
     finally:
         ending.begin()  # the interpreter's exit waits for threads, too
+
+
+def _allow_open_files() -> None:
+    """Allow more open files than the usual 1024: those of every share stay open (`KeptFiles`)."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, _OPEN_FILES)), most))
 
 
 def _check(settings: AgentSettings) -> None:

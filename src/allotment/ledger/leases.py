@@ -14,13 +14,13 @@ import errno
 import os
 import stat
 import struct
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from allotment.files import open_regular, read_regular
+from allotment.files import open_regular, read_regular, without_leases
 from allotment.ledger import lease_layout as layout
 from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
@@ -232,44 +232,8 @@ def free(directory: Path, seat: Seat) -> None:
 
 
 def _changed(directory: Path, call: Callable[[], int]) -> int:
-    """Return the result of a call that opens the device's contract for writing, without waiting."""
-    code = int(call())
-    if code == -errno.EAGAIN:  # a lease, which ends when the contract is opened here
-        with closing(KeptContracts()) as kept:
-            kept.keep(directory / CONTRACT)
-            code = int(call())
-    return code
-
-
-class KeptContracts:
-    """Contracts that stay open for writing, so that the kernel grants no lease on them.
-
-    Root in a container, which may only read a contract, could take one (fcntl(2), F_SETLEASE): an
-    opening for writing waits then, or fails. To keep a contract ends a lease, after
-    `fs.lease-break-time` (45 s) at the latest. Meanwhile its holder gets no other one.
-    """
-
-    def __init__(self) -> None:
-        self._descriptors: dict[tuple[int, int], int] = {}
-        """By file system and inode."""
-
-    def __del__(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-    def keep(self, contract: Path) -> None:
-        """Keep a contract open. Of what is missing, or another user's, the next change tells."""
-        with suppress(OSError):
-            status = contract.stat(follow_symlinks=False)
-            inode = status.st_dev, status.st_ino
-            if inode in self._descriptors or not stat.S_ISREG(status.st_mode):
-                return
-            descriptor = os.open(contract, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if self._descriptors.setdefault(inode, descriptor) != descriptor:
-                os.close(descriptor)  # another thread was first
+    """Return the result of a call that opens the device's contract for writing."""
+    return without_leases([directory / CONTRACT], call)
 
 
 def read_contract(path: Path) -> Contract:

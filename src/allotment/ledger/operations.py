@@ -9,15 +9,20 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from allotment.files import without_leases
 from allotment.ledger import layout
 from allotment.ledger.leases import cut_down, library
 from allotment.ledger.snapshots import damaged, read
 from allotment.model.errors import LedgerError, LimitBelowUseError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from allotment.ledger.snapshots import LedgerPolicy
+
+
+FILES = ("policy", "usage")
 
 
 class _Ledger(ctypes.Structure):
@@ -70,10 +75,14 @@ def _policy_bytes(policy: LedgerPolicy) -> bytes:
     return bytes(data)
 
 
+def _files(directory: Path) -> Iterator[Path]:
+    return (directory / name for name in FILES)
+
+
 def _failure(directory: Path, code: int, doing: str) -> LedgerError:
     number = -code
     if number in (errno.EINVAL, errno.EPROTO):
-        return damaged(directory / "policy", "damaged, truncated or another version")
+        return damaged(directory / FILES[0], "damaged, truncated or another version")
     hint = {
         errno.ENOSPC: "free some space there, or choose another folder with --state",
         errno.EROFS: "choose a writable folder with --state or ALLOTMENT_STATE",
@@ -100,7 +109,10 @@ def reap(directory: Path, *, asked_ns: int = 0) -> int:
     memory. Entries that were left before are reclaimed at once.
     """
     ledger = _Ledger()
-    code = library().allot_ledger_open(ctypes.byref(ledger), os.fsencode(directory))
+    code = without_leases(
+        _files(directory),
+        lambda: library().allot_ledger_open(ctypes.byref(ledger), os.fsencode(directory)),
+    )
     if code != 0:
         raise _failure(directory, code, "open the ledger")
     try:
@@ -129,12 +141,11 @@ def set_limit(directory: Path, device: int, memory_limit: int, *, force: bool = 
     Raises `LedgerError` if the ledger cannot be read or written.
     """
     used = ctypes.c_uint64()
-    code = library().allot_ledger_set_limit(
-        os.fsencode(directory),
-        device,
-        memory_limit,
-        force,
-        ctypes.byref(used),
+    code = without_leases(
+        _files(directory),
+        lambda: library().allot_ledger_set_limit(
+            os.fsencode(directory), device, memory_limit, force, ctypes.byref(used)
+        ),
     )
     if code == -errno.EBUSY:
         has_leaving = read(directory).has_leaving

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,6 @@ from allotment.ledger.leases import (
     CONTRACT,
     SEATS,
     Contract,
-    KeptContracts,
     Seat,
     Terms,
     create_device,
@@ -132,10 +131,12 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             _remove_old_seats(path, contract)
 
 
-def keep_contracts(devices: Path, kept: KeptContracts) -> None:
-    """Keep all contracts open, so that no program can refuse their change."""
+def files_of_turns(devices: Path) -> Iterator[Path]:
+    """Yield the contracts and the seats' files, which programs of several shares can open."""
     for path in _folders(devices):
-        kept.keep(path / CONTRACT)
+        yield path / CONTRACT
+        with suppress(OSError):  # a folder of an older version
+            yield from (path / SEATS).iterdir()
 
 
 def _mend(path: Path, contract: Contract) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from allotment.devices.sources import Problem
-from allotment.files import FileIdentity, file_identity
-from allotment.ledger.leases import KeptContracts
+from allotment.files import FileIdentity, KeptFiles, file_identity
+from allotment.ledger.operations import FILES as LEDGER_FILES
 from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
@@ -33,7 +33,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.model.structs import replace
 from allotment.modes import traits_of
-from allotment.modes.turns import keep_contracts
+from allotment.modes.turns import files_of_turns
 from allotment.shares import cdi, lifecycle
 from allotment.shares.booking import Bookings, apply_guarantees
 from allotment.shares.cdi import driver_edits
@@ -118,7 +118,7 @@ class PodShares:
         self._spec = spec
         self._folders = folders or NodeFolders()
         self._bookings = Bookings(folder)
-        self._kept = KeptContracts()
+        self._kept = KeptFiles()
         # Threads wait here, and not for the folder's lock, which is polled.
         self._one_at_a_time = threading.Lock()
         self._prepared: FileIdentity | None = None
@@ -259,7 +259,7 @@ class PodShares:
 
         Raises `StateError`.
         """
-        keep_contracts(self._folder.devices, self._kept)  # first: it may wait, no start has to
+        self._keep_files()  # first: it may wait, no start has to
         with self._one_at_a_time:
             self._folder.prepare(mode=_PRIVATE)
             self._copied()  # no answer has to wait for it later
@@ -329,8 +329,16 @@ class PodShares:
             publish=self._publish,
         )
         share, _ = lifecycle.create(self._folder, order, devices, door=door)
-        keep_contracts(self._folder.devices, self._kept)  # before its container starts
+        self._keep_files(share.id)  # before its container starts
         return share
+
+    def _keep_files(self, share: ShareId | None = None) -> None:
+        """Keep what containers can open, of one share or of all: no lease stops its change."""
+        self._kept.keep(files_of_turns(self._folder.devices))
+        for name in LEDGER_FILES:
+            self._kept.keep(self._folder.shares.glob(f"{share or '*'}/{name}"))
+        # Only read by others; a file that is open for writing could not be run.
+        self._kept.keep(self._folder.shims.glob("*/*"), os.O_RDONLY)
 
     @contextmanager
     def _sliced(self) -> Iterator[None]:

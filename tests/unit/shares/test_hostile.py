@@ -101,7 +101,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
 descriptor = os.open(sys.argv[1], os.O_RDONLY)
 while True:
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, int(sys.argv[2]))
     except BlockingIOError:
         print("refused", flush=True)
         break
@@ -112,10 +112,10 @@ while True:
 
 
 @contextlib.contextmanager
-def hold_lease(path: Path) -> Iterator[Callable[[], str]]:
+def hold_lease(path: Path, kind: int = fcntl.F_RDLCK) -> Iterator[Callable[[], str]]:
     """Begin to hold a lease on a file; the result returns what became of it next."""
     with subprocess.Popen(
-        [sys.executable, "-c", LEASE, path], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LEASE, path, str(kind)], stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         try:
@@ -134,14 +134,35 @@ def test_a_lease_on_a_contract_keeps_nobody_from_its_device(
     assert {each.id for each in lifecycle.list_shares(folder)} == {first.id, second.id}
 
 
-def test_on_a_node_nobody_gets_a_lease_on_a_contract(tmp_path: Path, native_dir: Path) -> None:
+@pytest.mark.parametrize("file", ["policy", "usage"])
+def test_a_lease_on_the_ledger_does_not_refuse_its_resize(node_share: Path, file: str) -> None:
+    with hold_lease(node_share / file) as became:
+        assert became() == "held\n"
+        set_limit(node_share, 0, 8 << 30)
+    with hold_lease(node_share / file) as became:
+        assert became() == "held\n"
+        assert reap(node_share) == 0
+    assert read(node_share).policy.devices[0].memory_limit == 8 << 30
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        *((file, fcntl.F_RDLCK) for file in ("contract-0", "policy", "usage", "seat-0")),
+        ("../../shim/*/*", fcntl.F_WRLCK),
+    ],
+)
+def test_on_a_node_nobody_gets_a_lease(
+    tmp_path: Path, native_dir: Path, file: str, kind: int
+) -> None:
     assert native_dir.is_dir()
     node = pod_node.Node(tmp_path)
     share = node.prepare(pod_node.order(1))
-    with hold_lease(node.folder.shares / share.id / "contract-0") as became:
+    (path,) = (node.folder.shares / share.id).glob(file)
+    with hold_lease(path, kind) as became:
         assert became() == "refused\n"
     node.shares = shares = node.restarted()
-    with hold_lease(node.folder.shares / share.id / "contract-0") as became:
+    with hold_lease(path, kind) as became:
         assert became() == "held\n"
         shares.tidy()
         assert became() == "refused\n"
