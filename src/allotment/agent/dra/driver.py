@@ -12,17 +12,17 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc.aio
 import structlog
 
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.allocation.waiting import PodLocks
-from allotment.agent.dra.devices import GpuState, Pool, PoolDevice, pool_of
+from allotment.agent.dra.devices import Pool, PoolDevice, gpus_of, pool_of
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
@@ -53,15 +53,12 @@ from allotment.kube.resource_claims import (
     write_prepared,
 )
 from allotment.kube.watching import Signal
-from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
-from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes import traits_of
-from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
@@ -69,6 +66,7 @@ from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
+_T = TypeVar("_T")
 
 NOT_SERVED: Final = "ClaimsNotServed"
 """Reason of an event on the node."""
@@ -104,12 +102,13 @@ class ResourceDriver:
         set_time_slice: Callable[[str, TimeSlice], None],
         kubelet: Path,
         look_s: float = _LOOK_S,
+        tell_s: float = _HEALTH_S / 3,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
-        not needed.
+        not needed; `tell_s`: between two reports of health.
         """
         self._api = api
         self._node = node
@@ -124,9 +123,11 @@ class ResourceDriver:
         self._set_time_slice = set_time_slice
         self._kubelet = kubelet
         self._look_s = look_s
+        self._tell_s = tell_s
         self._locks = PodLocks()
+        self._working = set[asyncio.Task[Any]]()
         self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
-        self._slices = OwnSlices(api, node=name, driver=driver)
+        self._slices = OwnSlices(api, node=name, driver=driver, on_refused=self._tell_refused)
         self._pool = Pool()
         self._read: NodeFacts | None = None
         self._renewed = Signal()
@@ -145,6 +146,7 @@ class ResourceDriver:
             group.create_task(self._serve())
             group.create_task(self._end_lost())
             group.create_task(self._write_statuses())
+            group.create_task(self._keep_telling())
         raise AssertionError  # neither ends by itself
 
     def offer(self, shares: Sequence[LoadedShare], *, is_published: bool = True) -> None:
@@ -156,7 +158,7 @@ class ResourceDriver:
         if node is None or self._read is None:
             return
         pool = pool_of(
-            gpus_of(self._state, shares, self._read),
+            gpus_of(self._state, shares, self._read, driver=self._driver),
             self._read,
             is_nvidias=self._driver == NVIDIAS_DRIVER,
         )
@@ -164,6 +166,11 @@ class ResourceDriver:
             self._pool = pool
             self._renewed.notify()
         self._slices.want(pool.slices if is_published else (), node_uid=node.uid)
+
+    def _tell_refused(self, error: KubeError) -> None:
+        """Report slices that the API server does not take: the API may be an older one."""
+        if self._reported.is_new(NOT_SERVED, error.message):
+            self._reports.node(NOT_SERVED, error.message, is_warning=True)
 
     @property
     def is_settled(self) -> bool:
@@ -185,8 +192,8 @@ class ResourceDriver:
     async def _listen(self) -> None:
         """Listen at two sockets; the kubelet finds the driver by the one for registrations.
 
-        Their names are new ones at each start: an agent that takes over registers before the former
-        one has ended, and the kubelet keeps both.
+        Their names are new ones at each start: those of an agent that was killed are no longer
+        answered, and the kubelet takes each for a driver of its own. They are removed.
         """
         mark = os.urandom(4).hex()
         folder = self._kubelet / _PLUGINS / self._driver
@@ -201,6 +208,8 @@ class ResourceDriver:
             for path in (endpoint, announced):
                 server.add_insecure_port(f"unix:{path}")
             await server.start()
+            _remove_others(folder.glob("dra-*.sock"), endpoint)
+            _remove_others(registrations.glob(f"{self._driver}-*-reg.sock"), announced)
             self._reported.over(NOT_SERVED)
             _log.info("serving resource claims", driver=self._driver, socket=str(endpoint))
             await server.wait_for_termination()
@@ -209,6 +218,8 @@ class ResourceDriver:
                 with contextlib.suppress(OSError):
                     path.unlink()
             await server.stop(_BYE_S)
+            for task in self._working:
+                task.cancel()
 
     def _answers(self, endpoint: Path) -> Mapping[services.Method[Any, Any], MethodHandler]:
         found: dict[services.Method[Any, Any], MethodHandler] = {
@@ -244,7 +255,7 @@ class ResourceDriver:
     async def _prepare(
         self, request: dra.NodePrepareResourcesRequest, _: Context
     ) -> dra.NodePrepareResourcesResponse:
-        answers = await asyncio.gather(*map(self._prepared, request.claims))
+        answers = await asyncio.gather(*(self._finish(self._prepared(e)) for e in request.claims))
         return dra.NodePrepareResourcesResponse(
             claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
         )
@@ -252,10 +263,17 @@ class ResourceDriver:
     async def _unprepare(
         self, request: dra.NodeUnprepareResourcesRequest, _: Context
     ) -> dra.NodeUnprepareResourcesResponse:
-        answers = await asyncio.gather(*map(self._released, request.claims))
+        answers = await asyncio.gather(*(self._finish(self._released(e)) for e in request.claims))
         return dra.NodeUnprepareResourcesResponse(
             claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
         )
+
+    async def _finish(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do work to its end, also if the kubelet waits no longer (45 s): it asks again."""
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return await asyncio.shield(task)
 
     async def _watch(
         self, _: health.NodeWatchResourcesRequest, __: Context
@@ -264,6 +282,12 @@ class ResourceDriver:
             yield health.NodeWatchResourcesResponse(
                 devices=list(map(self._health_of, self._pool.devices.values()))
             )
+
+    async def _keep_telling(self) -> NoReturn:
+        """Tell the health of the devices again before the kubelet forgets it."""
+        while True:
+            await asyncio.sleep(self._tell_s)
+            self._renewed.notify()
 
     def _health_of(self, device: PoolDevice) -> health.DeviceHealth:
         why = self._state.unusable.get(device.part.uuid, "")
@@ -298,14 +322,15 @@ class ResourceDriver:
     def _prepared_devices(
         self, claim: ResourceClaim, shares: Mapping[str, Share]
     ) -> Sequence[PreparedDevice]:
+        known = self._pool.devices  # a device may have left it meanwhile
         return [
             PreparedDevice(
                 device=each,
-                data=status_data(share, self._pool.devices[each.device].part),
+                data=status_data(share, known[each.device].part),
                 since=share.created,
             )
             for each in claim.devices
-            if (share := shares.get(each.request)) is not None
+            if (share := shares.get(each.request)) is not None and each.device in known
         ]
 
     async def _write_statuses(self) -> NoReturn:
@@ -405,17 +430,30 @@ class ResourceDriver:
             request: self._order(claim, request, group)
             for request, group in _requests(claim, is_admin=False).items()
         }
+        await self._end_former(claim, orders.values())
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         await self._slice_time(claim, orders)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
+
+    async def _end_former(self, claim: ResourceClaim, orders: Iterable[ShareOrder]) -> None:
+        """End what a claim had from a former allocation, whose release was lost."""
+        wanted = {order.id: order for order in orders}
+        uid = PodUid(claim.uid)
+        for share in self._tenants.shares:
+            if share.owner is None or not share.owner.is_claim or share.owner.uid != uid:
+                continue
+            order = wanted.get(share.id)
+            if order is None or {each.driver_uuid for each in share.devices} != {*order.devices}:
+                await self._release(uid)
+                return
 
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
         names = {}
         for request, group in _requests(claim, is_admin=True).items():
             uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
-            gpus = [self._state.devices[uuid] for uuid in uuids]
+            gpus = [each for uuid in uuids if (each := self._state.devices.get(uuid)) is not None]
             monitor = _share_id(claim, request)
             owner = _owner(claim, request, driver=self._driver)
             await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
@@ -435,7 +473,9 @@ class ResourceDriver:
         self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
     ) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
         known = self._pool.devices
-        missing = [each.device for each in group if each.device not in known]
+        missing = [
+            each.device for each in group if each.pool != self._name or each.device not in known
+        ]
         if missing:
             raise NotFoundError(
                 f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
@@ -472,42 +512,11 @@ def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimShar
     return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
 
 
-def gpus_of(
-    state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None
-) -> Sequence[GpuState]:
-    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
-    claims = {each.id for each in shares if each.owner and each.owner.is_claim}
-    others = booked([each for each in shares if each.id not in claims])
-    everything = booked(shares)
-    by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
-    gpus = [each for each in state.devices.values() if each.slice_of is None]
-
-    def filled(uuid: str) -> int:
-        booking = everything.get(uuid)
-        return booking.memory if booking else 0
-
-    def slices(uuid: str) -> tuple[MigSlice, ...]:
-        cut = state.cut_gpus.get(uuid)
-        return tuple(
-            each
-            for each in (cut.slices if cut else ())
-            if each.hold is not MigHold.IDLE and each.holder not in claims
-        )
-
-    return [
-        GpuState(
-            device=gpu,
-            facts=by_uuid.get(gpu.uuid),
-            cut=state.cut_gpus.get(gpu.uuid),
-            taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
-            if (booking := others.get(gpu.uuid))
-            else TakenPart(),
-            slices=slices(gpu.uuid),
-            problem=state.unusable.get(gpu.uuid, "")
-            or ("cordoned" if gpu.uuid in state.cordoned else ""),
-        )
-        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
-    ]
+def _remove_others(sockets: Iterable[Path], own: Path) -> None:
+    for path in sockets:
+        if path != own:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
