@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mig_node import Node
 
-from allotment.agent.dra.devices import TAKEN, PoolDevice, gpus_of, pool_of
+from allotment.agent.dra.devices import TAKEN, Pool, PoolDevice, gpus_of, pool_of
 from allotment.agent.mig.state import cut_gpu
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.quantities import parse_memory
+from allotment.model.quantities import parse_memory, parse_whole
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.shares import lifecycle
@@ -140,7 +140,10 @@ class Book:
             for gpu, uuid in enumerate(self.node.uuids)
             for records in [self.node.journal(gpu).read().records]
         }
-        pool = pool_of(gpus_of(self.node.state, shares, None, driver=DRIVER), None)
+        gpus = gpus_of(self.node.state, shares, None, driver=DRIVER)
+        for is_nvidias in (False, True):
+            check_accepted(pool_of(gpus, None, is_nvidias=is_nvidias))
+        pool = pool_of(gpus, None)
         for device in self.node.devices():
             if device.slice_of is not None:
                 continue
@@ -174,6 +177,20 @@ class Book:
             assert is_taken(by_type["gpu"]) == expected
             if device.uuid in theirs:
                 assert is_taken(by_type["share"])
+
+
+def check_accepted(pool: Pool) -> None:
+    """The API server takes these capacities (ValidateResourceSlice, Kubernetes 1.36)."""
+    for device in pool.devices.values():
+        for capacity in device.document.get("capacity", {}).values():
+            value = parse_whole(capacity["value"])
+            assert value > 0
+            policy = capacity.get("requestPolicy", {})
+            if allowed := policy.get("validRange"):
+                least, most, step = (parse_whole(allowed[key]) for key in ("min", "max", "step"))
+                default = parse_whole(policy["default"])
+                assert least <= default <= most == value
+                assert (default - least) % step == (most - least) % step == 0
 
 
 def is_taken(device: PoolDevice) -> bool:
