@@ -134,9 +134,9 @@ class Scene:
         self.channel: grpc.aio.Channel
 
     def _slice_time(self, uuid: str, length: TimeSlice) -> None:
+        self.sliced.append((uuid, str(length)))
         if self.slicing_fails:
             raise PrerequisiteError("nvidia-smi is missing")
-        self.sliced.append((uuid, str(length)))
 
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:

@@ -345,8 +345,13 @@ class ResourceDriver:
             else:
                 self._reported.over(_STATUS)
 
-    async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
-        """Set the time slices that a claim's parameters name. Raises `AllotError`: none is kept."""
+    async def _slice_time(
+        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder], *, is_new: bool
+    ) -> None:
+        """Set the time slices that a claim's parameters name. Raises `AllotError`.
+
+        Then a claim that is new keeps nothing; the containers of another one may run.
+        """
         try:
             for request, order in orders.items():
                 sharing = _sharing(claim, request, is_slice=bool(order.slices))
@@ -358,7 +363,8 @@ class ResourceDriver:
                         await asyncio.to_thread(self._set_time_slice, uuid, wanted)
         except AllotError:
             with contextlib.suppress(AllotError):  # the first error is the one to report
-                await self._tenants.release_claim(PodUid(claim.uid))
+                if is_new:
+                    await self._release(PodUid(claim.uid))
             raise
 
     async def _unslice_time(self, uid: str) -> None:
@@ -431,8 +437,10 @@ class ResourceDriver:
             for request, group in _requests(claim, is_admin=False).items()
         }
         await self._end_former(claim, orders.values())
+        before = {share.id for share in self._tenants.shares}
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-        await self._slice_time(claim, orders)
+        is_new = before.isdisjoint(order.id for order in orders.values())
+        await self._slice_time(claim, orders, is_new=is_new)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
 

@@ -517,6 +517,21 @@ def test_a_claim_whose_time_slice_cannot_be_set_has_no_share(folder: Path) -> No
             scene.slicing_fails = True
             assert "nvidia-smi is missing" in (await scene.prepare()).error
             assert scene.shares.released == ["u1"]
+            assert scene.sliced[-1] == (DEVICE.uuid, "default"), "of several GPUs one may have it"
+
+    asyncio.run(story())
+
+
+def test_a_running_claim_whose_time_slice_cannot_be_set_again_keeps_its_share(folder: Path) -> None:
+    """For its next pod, after a restart of the kubelet."""
+
+    async def story() -> None:
+        long = nvidias(timeSlicingConfig={"interval": "Long"})
+        async with serving(folder, long, NVIDIAS) as scene:
+            assert (await scene.prepare()).error == ""
+            scene.slicing_fails = True
+            assert "nvidia-smi is missing" in (await scene.prepare()).error
+            assert scene.shares.released == []
 
     asyncio.run(story())
 
