@@ -449,7 +449,8 @@ class ResourceDriver:
         wanted = {order.id: order for order in orders}
         uid = PodUid(claim.uid)
         for share in self._tenants.shares:
-            if share.owner is None or not share.owner.is_claim or share.owner.uid != uid:
+            owner = share.owner
+            if owner is None or (owner.uid, owner.resource) != (uid, self._driver):
                 continue
             order = wanted.get(share.id)
             if order is None or {each.driver_uuid for each in share.devices} != {*order.devices}:
