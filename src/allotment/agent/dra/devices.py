@@ -162,10 +162,12 @@ def gpus_of(
     by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
     gpus = [each for each in state.devices.values() if each.slice_of is None]
     reserved = state.reserved_whole()
+    parts = [part for each in shares for part in each.devices()]
 
     def filled(uuid: str) -> int:
         booking = everything.get(uuid)
-        return booking.memory if booking else 0
+        whole = booking.memory if booking else 0
+        return whole + sum(part.memory_bytes for part in parts if part.gpu == uuid)
 
     def slices(uuid: str) -> tuple[MigSlice, ...]:
         cut = state.cut_gpus.get(uuid)

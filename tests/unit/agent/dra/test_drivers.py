@@ -204,3 +204,14 @@ def test_claims_of_another_name_are_taken_off_the_pool() -> None:
         for driver in (OURS, NVIDIAS)
     }
     assert taken == {OURS: 0, NVIDIAS: 4 << 30}
+
+
+def test_the_gpu_that_is_fullest_comes_first_also_by_its_slices() -> None:
+    first, second = gpu(0), gpu(1)
+    share = claimed(OURS)
+    assert share.share is not None
+    part = replace(share.share.devices[0], uuid="MIG-1", memory_bytes=1 << 30, gpu=second.uuid)
+    shares = [replace(share, share=replace(share.share, mode="mig", devices=(part,)))]
+    state = NodeState(devices={each.uuid: each for each in (first, second)})
+    order = [each.device for each in gpus_of(state, shares, None, driver=OURS)]
+    assert order == [second, first]
