@@ -33,6 +33,7 @@ from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
 from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
 from allotment.model.structs import replace
 from allotment.modes import ledger_mode
+from allotment.placement.mig.slots import TakenSlots, cover, loss, slots_of
 from allotment.shares.booking import booked
 from allotment.shares.mode_policy import ModePolicy, refusal
 from allotment.shares.record import LoadedShare
@@ -210,12 +211,8 @@ def _counters(gpu: GpuState) -> Mapping[str, int]:
         return {"gpu": 1}
     slots = max(start + each.size for each in gpu.cut.profiles for start in each.starts)
     found = {f"memory-slice-{slot}": 1 for slot in range(slots)}
-    return {**found, _MEDIA: 1} if any(map(_is_scarce, gpu.cut.profiles)) else found
-
-
-def _is_scarce(profile: MigProfile) -> bool:
-    """Whether a GPU has media engines for one slice of this profile alone (`+me`)."""
-    return "+me" in profile.name
+    media = max((each.most for each in gpu.cut.profiles if each.has_media), default=0)
+    return {**found, _MEDIA: media} if media else found
 
 
 def _values(counters: Mapping[str, int]) -> Mapping[str, Any]:
@@ -342,14 +339,13 @@ def _ways(
 def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[PoolDevice]:
     """Yield the places for MIG slices."""
     device, taken = gpu.device, _kept(gpu, MIG) or _taken(gpu)
-    for profile, start in _places(gpu):
+    for profile, start, is_free in _places(gpu):
         # `1g.24gb+me` and `1g.24gb-me` are two profiles of one GPU.
         word = re.sub(r"[^a-z0-9]+", "-", profile.name.replace("-", "-no-")).strip("-")
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
-        if _is_scarce(profile):
+        if profile.has_media:
             slots[_MEDIA] = 1
         place = MigPlace(profile.name, start)
-        is_free = _is_free(gpu, profile, start)
         yield PoolDevice(
             name=f"{name}-mig-{word}-{start}",
             part=DevicePart(uuid=device.uuid, slice=place),
@@ -372,17 +368,27 @@ def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[
         )
 
 
-def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
-    for profile in gpu.cut.profiles if gpu.cut is not None else ():
-        for start in profile.starts:
-            yield profile, start
+def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int, bool]]:
+    """Yield the places of each profile, and whether no slice is in the way but claims'.
 
+    In the order of the planner: first what costs later slices least.
+    """
+    cut = gpu.cut
+    if cut is None or not cut.profiles:
+        return
+    slots = slots_of(cut.profiles)
+    others = TakenSlots.by(gpu.slices)
+    used = TakenSlots.by(each for each in cut.slices if each.hold is not MigHold.IDLE).mask
+    for profile in cut.profiles:
+        free = slots.starts(profile, others)
 
-def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:
-    """Whether no slice is in the place but claims'."""
-    return all(
-        each.start >= start + profile.size or each.start + each.size <= start for each in gpu.slices
-    )
+        def cost(start: int, size: int = profile.size) -> tuple[bool, float, int]:
+            after = used | cover(start, size)
+            lost = loss(slots, slots.rooms(used), before=used, after=after)
+            return bool(used & cover(start, size)), lost, start
+
+        for start in sorted(profile.starts, key=cost):
+            yield profile, start, start in free
 
 
 def _attributes(gpu: GpuState, node: NodeFacts | None) -> Mapping[str, object]:

@@ -27,7 +27,9 @@ from allotment.agent.node_state import NodeState
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
-from allotment.model.mig import MigHold, MigPlace, MigSlice
+from allotment.model.mig import MigHold, MigLayout, MigPlace, MigRequest, MigSlice
+from allotment.model.structs import replace
+from allotment.placement.mig.choose import MigRefusal, choose
 from allotment.shares.mode_policy import ModePolicy
 
 GI = 1 << 30
@@ -208,6 +210,39 @@ def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
     assert taints(pool, f"{name}-mig-1g-10gb-3") == []
     assert taints(pool, f"{name}-mig-3g-40gb-0") == [TAKEN]
     assert taints(pool, f"{name}-mig-3g-40gb-4") == []
+
+
+def test_places_are_in_the_order_in_which_the_planner_takes_them() -> None:
+    """kube-scheduler takes the first that fits: a small slice must not be in a large one's way."""
+
+    def order(name: str, *used: MigSlice) -> list[int]:
+        pool = pool_of([GpuState(device=gpu(0), cut=cut(slices=used))], None)
+        places = [each.part.slice for each in pool.devices.values() if each.part.slice]
+        return [each.start for each in places if each.profile == name]
+
+    numbers = {each.name: each.number for each in A100_80}
+    used: list[MigSlice] = []
+    layout = MigLayout(gpu="GPU-0", profiles=A100_80)
+    for _ in range(7):
+        chosen = choose([replace(layout, slices=tuple(used))], MigRequest(profile="1g.10gb"))
+        assert not isinstance(chosen, MigRefusal)
+        start = order("1g.10gb", *used)[0]
+        assert start == chosen[0].start
+        used.append(MigSlice(profile=numbers["1g.10gb"], start=start, size=1))
+    assert order("1g.10gb")[0] != 0
+
+
+def test_media_engines_of_others_close_the_places_that_need_them() -> None:
+    (scarce,) = (each for each in A100_80 if each.has_media)
+    theirs = MigSlice(profile=scarce.number, start=2, size=scarce.size, hold=MigHold.FOREIGN)
+    pool = pool_of([GpuState(device=gpu(0), cut=cut(), slices=(theirs,))], None)
+    closed = [each.name for each in pool.devices.values() if taints(pool, each.name) == [TAKEN]]
+    places = [
+        each
+        for each in pool.devices.values()
+        if each.part.slice and each.part.slice.profile == scarce.name
+    ]
+    assert {each.name for each in places} <= {*closed}
 
 
 @pytest.mark.parametrize(("count", "profiles"), [(8, A100_80), (16, H100_80), (16, ())])
