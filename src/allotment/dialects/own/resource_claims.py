@@ -338,7 +338,7 @@ def _amounts(device: AllocatedDevice) -> tuple[int, int]:
         raise UsageError(
             f"device {device.device}: its consumedCapacity is impossible: memory {memory}, compute"
             f" {compute}",
-            hint="look for who may write the status of ResourceClaims beside kube-scheduler",
+            hint="see which users may write the status of ResourceClaims",
         )
     return memory, compute
 
