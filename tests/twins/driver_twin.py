@@ -114,6 +114,8 @@ class Scene:
         self.conflicts = 0
         """So many writes of a status meet with another one."""
         self.refuses_slices = False
+        self.slices = 0
+        """So many requests for slices."""
         self.folder = folder
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
         self.driver = ResourceDriver(
@@ -141,6 +143,7 @@ class Scene:
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
             return self._of_claim(request)
+        self.slices += "/resourceslices" in request.path
         if request.path.endswith("/resourceslices") and request.method == "GET":
             return answered({"metadata": {"resourceVersion": "1"}, "items": []})
         if self.refuses_slices:
@@ -202,6 +205,9 @@ async def serving(
         ) as channel:
             scene.channel = channel
             info = await scene.call(services.PLUGIN_INFO, registration.InfoRequest())
+            assert not scene.slices, "no claim comes before the kubelet knows the driver"
+            known = registration.RegistrationStatus(plugin_registered=True)
+            await scene.call(services.PLUGIN_REGISTERED, known)
         async with grpc.aio.insecure_channel(
             f"unix:{info.endpoint}", options=services.CHANNEL_OPTIONS
         ) as channel:

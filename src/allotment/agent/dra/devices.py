@@ -31,8 +31,9 @@ from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
 from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
+from allotment.model.shares import Share
 from allotment.model.structs import replace
-from allotment.modes import ledger_mode
+from allotment.modes import ledger_mode, traits_of
 from allotment.placement.mig.slots import TakenSlots, cover, loss, slots_of
 from allotment.shares.booking import booked
 from allotment.shares.mode_policy import ModePolicy, refusal
@@ -479,3 +480,25 @@ def _taints(key: str, why: str) -> Sequence[Mapping[str, str]]:
         return ()
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", why)[:_LONGEST_VALUE].strip("-_.")
     return ({"key": key, "value": value, "effect": "NoSchedule"},)
+
+
+def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
+    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
+    profile = part.slice.profile if part.slice is not None else ""
+    device = next(
+        (
+            each
+            for each in share.devices
+            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
+        ),
+        None,
+    )
+    is_enforced = traits_of(share.mode).has_shim
+    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
+    if is_enforced and device is not None:
+        data["memory_limit_bytes"] = device.memory_bytes
+        data["compute"] = {
+            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
+            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
+        }
+    return data

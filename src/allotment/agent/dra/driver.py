@@ -22,7 +22,7 @@ import structlog
 
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.allocation.waiting import PodLocks
-from allotment.agent.dra.devices import Pool, PoolDevice, gpus_of, pool_of
+from allotment.agent.dra.devices import Pool, PoolDevice, gpus_of, pool_of, status_data
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
@@ -53,7 +53,6 @@ from allotment.kube.resource_claims import (
     write_prepared,
 )
 from allotment.kube.watching import Signal
-from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
@@ -126,6 +125,7 @@ class ResourceDriver:
         self._tell_s = tell_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
+        self._is_registered = asyncio.Event()
         self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
         self._slices = OwnSlices(api, node=name, driver=driver, on_refused=self._tell_refused)
         self._pool = Pool()
@@ -142,12 +142,17 @@ class ResourceDriver:
                 _log.info("waiting for the node's facts", why=error.message)
                 await asyncio.sleep(_FACTS_S)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._slices.run())
+            group.create_task(self._publish())
             group.create_task(self._serve())
             group.create_task(self._end_lost())
             group.create_task(self._write_statuses())
             group.create_task(self._keep_telling())
         raise AssertionError  # neither ends by itself
+
+    async def _publish(self) -> NoReturn:
+        """Keep the slices once the kubelet can prepare claims: it tries again after minutes."""
+        await self._is_registered.wait()
+        await self._slices.run()
 
     def offer(self, shares: Sequence[LoadedShare], *, is_published: bool = True) -> None:
         """Renew the pool: shares, devices or their health may have changed.
@@ -247,6 +252,7 @@ class ResourceDriver:
         self, status: registration.RegistrationStatus, _: Context
     ) -> registration.RegistrationStatusResponse:
         if status.plugin_registered:
+            self._is_registered.set()
             _log.info("registered at the kubelet", driver=self._driver)
         else:
             _log.warning("the kubelet refuses the driver", driver=self._driver, why=status.error)
@@ -453,9 +459,22 @@ class ResourceDriver:
             if owner is None or (owner.uid, owner.resource) != (uid, self._driver):
                 continue
             order = wanted.get(share.id)
-            if order is None or {each.driver_uuid for each in share.devices} != {*order.devices}:
+            if order is None or not self._is_there(share, order):
                 await self._release(uid)
                 return
+
+    def _is_there(self, share: Share, order: ShareOrder) -> bool:
+        """Whether a share has the devices and places of an order, as far as they are known."""
+        held = {
+            (uuid, each.start)
+            for uuid in order.devices
+            if (cut := self._state.cut_gpus.get(uuid)) is not None
+            for each in cut.slices
+            if each.holder == share.id
+        }
+        chosen = {(uuid, at.start) for uuid, at in zip(order.devices, order.slices, strict=False)}
+        uuids = {each.driver_uuid for each in share.devices}
+        return uuids == {*order.devices} and (not held or held == chosen)
 
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
@@ -526,28 +545,6 @@ def _remove_others(sockets: Iterable[Path], own: Path) -> None:
         if path != own:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
-    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
-    profile = part.slice.profile if part.slice is not None else ""
-    device = next(
-        (
-            each
-            for each in share.devices
-            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
-        ),
-        None,
-    )
-    is_enforced = traits_of(share.mode).has_shim
-    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
-    if is_enforced and device is not None:
-        data["memory_limit_bytes"] = device.memory_bytes
-        data["compute"] = {
-            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
-            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
-        }
-    return data
 
 
 def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:

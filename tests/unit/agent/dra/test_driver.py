@@ -17,18 +17,21 @@ from typing import Any
 import grpc.aio
 import pytest
 from driver_twin import DEVICE, DRIVER, Scene, claim, result, serving
+from mig_profiles import profiles as profiles_of
 from own_node_twin import until
 
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
+from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import NodeFacts
 from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NoDevicesError,
 )
+from allotment.model.mig import MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.model.structs import replace
@@ -350,6 +353,27 @@ def test_a_claim_that_is_allocated_anew_keeps_nothing_of_the_former_time(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("start", [2, 3])
+def test_a_claim_of_a_slice_that_is_allocated_anew_gets_the_new_place(
+    folder: Path, start: int
+) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result(device="gpu-0-mig-1g-10gb-3"))) as scene:
+            profiles = profiles_of("A100-80GB")
+            number = next(each.number for each in profiles if each.name == "1g.10gb")
+            cut = CutGpu(profiles=profiles, is_enabled=True)
+            scene.state.cut_gpus[DEVICE.uuid] = cut
+            scene.driver.offer([])
+            assert (await scene.prepare()).error == ""
+            holder = scene.shares.shares[0].id
+            held = MigSlice(profile=number, start=start, size=1, holder=holder)
+            scene.state.cut_gpus[DEVICE.uuid] = replace(cut, slices=(held,))
+            assert (await scene.prepare()).error == ""
+            assert scene.shares.released == ([] if start == 3 else ["u1"])
+
+    asyncio.run(story())
+
+
 def test_a_device_that_leaves_the_node_meanwhile_takes_no_other_answer_with_it(
     folder: Path,
 ) -> None:
@@ -433,6 +457,7 @@ def test_slices_that_the_server_does_not_take_are_told(folder: Path) -> None:
     async def story() -> None:
         async with serving(folder) as scene:
             scene.refuses_slices = True
+            scene.state.unusable = {DEVICE.uuid: "XID 79"}
             scene.driver.offer([])
             await until(lambda: scene.reports.reasons("node"))
             assert set(scene.reports.reasons("node")) == {"ClaimsNotServed"}
