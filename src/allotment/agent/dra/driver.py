@@ -72,6 +72,8 @@ NOT_SERVED: Final = "ClaimsNotServed"
 _STATUS: Final = "ClaimStatus"
 _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
+_MARKS: Final = "[0-9a-f]" * 8
+"""In the names of our sockets, and of no other driver's."""
 _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _BYE_S: Final = 0.5
@@ -213,8 +215,8 @@ class ResourceDriver:
             for path in (endpoint, announced):
                 server.add_insecure_port(f"unix:{path}")
             await server.start()
-            _remove_others(folder.glob("dra-*.sock"), endpoint)
-            _remove_others(registrations.glob(f"{self._driver}-*-reg.sock"), announced)
+            _remove_others(folder.glob(f"dra-{_MARKS}.sock"), endpoint)
+            _remove_others(registrations.glob(f"{self._driver}-{_MARKS}-reg.sock"), announced)
             self._reported.over(NOT_SERVED)
             _log.info("serving resource claims", driver=self._driver, socket=str(endpoint))
             await server.wait_for_termination()
