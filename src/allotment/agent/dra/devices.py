@@ -95,6 +95,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Slices that no claim has: of pods, of `allot run`, of other tools."""
     problem: str = ""
     """Why it takes nothing new."""
+    booked_bytes: int = 0
+    """Memory that shares have of it, claims' and others', slices' as well."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,11 +107,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[Mapping[str, Any], ...] = ()
 
 
+def filling_key(gpu: GpuState) -> tuple[int, tuple[int, int, str]]:
+    """Return the sort key of GPUs in a pool: the fullest first, as the first that fits is taken."""
+    return -gpu.booked_bytes, gpu.device.place
+
+
 def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: bool = False) -> Pool:
     """Return the pool of a node with these GPUs, in the order in which they are to be filled.
 
     `is_nvidias`: with the types of devices of NVIDIA's driver.
     """
+    gpus = sorted(gpus, key=filling_key)
     names = _names([each.device.uuid for each in gpus])
     found: dict[str, PoolDevice] = {}
     sets = []

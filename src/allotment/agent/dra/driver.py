@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -475,16 +476,15 @@ def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimShar
 def gpus_of(
     state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None
 ) -> Sequence[GpuState]:
-    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
+    """Return the GPUs, with what shares have of them."""
     claims = {each.id for each in shares if each.owner and each.owner.is_claim}
     others = booked([each for each in shares if each.id not in claims])
-    everything = booked(shares)
+    gpu_of = {part.uuid: part.gpu for each in shares for part in each.devices() if part.gpu}
+    filled: Counter[str] = Counter()
+    for uuid, each in booked(shares).items():
+        filled[gpu_of.get(uuid, uuid)] += each.memory
     by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
     gpus = [each for each in state.devices.values() if each.slice_of is None]
-
-    def filled(uuid: str) -> int:
-        booking = everything.get(uuid)
-        return booking.memory if booking else 0
 
     def slices(uuid: str) -> tuple[MigSlice, ...]:
         cut = state.cut_gpus.get(uuid)
@@ -505,8 +505,9 @@ def gpus_of(
             slices=slices(gpu.uuid),
             problem=state.unusable.get(gpu.uuid, "")
             or ("cordoned" if gpu.uuid in state.cordoned else ""),
+            booked_bytes=filled[gpu.uuid],
         )
-        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+        for gpu in gpus
     ]
 
 
