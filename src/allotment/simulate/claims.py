@@ -151,9 +151,7 @@ class NodeClaims:
             for name, counter in each["counters"].items()
         }
         self._offers = [
-            _offer(each, self._gpus[each.part.uuid].device)
-            for each in pool.devices.values()
-            if not each.document.get("taints")
+            _offer(each, self._gpus[each.part.uuid].device) for each in pool.devices.values()
         ]
         self._by_type: Mapping[DeviceType, Sequence[_Offer]] = {}
         self._sort()
@@ -261,7 +259,8 @@ class NodeClaims:
         self._offers.sort(key=lambda offer: filling_key(self._gpus[offer.gpu.uuid]))
         by_type: dict[DeviceType, list[_Offer]] = {}
         for offer in self._offers:
-            by_type.setdefault(offer.type, []).append(offer)
+            if not offer.device.document.get("taints"):  # claims tolerate none
+                by_type.setdefault(offer.type, []).append(offer)
         self._by_type = by_type
 
 

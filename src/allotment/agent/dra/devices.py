@@ -180,7 +180,12 @@ def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
 
 def _closed(gpu: GpuState) -> Sequence[Mapping[str, str]]:
     """Return the taint of devices that need a GPU without slices."""
-    return _taken(gpu) or (_taints(TAKEN, "slice") if gpu.slices else ())
+    return _taken(gpu) or (_taints(TAKEN, "slice") if _is_cut(gpu) else ())
+
+
+def _is_cut(gpu: GpuState) -> bool:
+    """Whether others have slices of a GPU, or it is in MIG mode and we leave that to others."""
+    return bool(gpu.slices) or (gpu.cut is None and gpu.device.mig)
 
 
 def _gpu(
@@ -240,7 +245,7 @@ def _ways(
                     ),
                 },
                 everything,
-                unusable if is_undivided and not gpu.slices else closed,
+                unusable if is_undivided and not _is_cut(gpu) else closed,
                 allowMultipleAllocations=True,
             ),
         )
