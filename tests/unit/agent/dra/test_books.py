@@ -5,6 +5,7 @@ and the pool offers what is left. What a scheduler allocates from the latest poo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -234,6 +235,14 @@ class Book:
         sliced = {part.gpu for each in shares for part in each.devices() if part.gpu}
         self.pools.append(self.gpus())
         pool = pool_of(self.pools[-1], None)
+        memory: Counter[str] = Counter()
+        for loaded in shares:
+            for part in loaded.devices():
+                memory[part.gpu or part.uuid] += part.memory_bytes
+        filled = [
+            memory[uuid] for uuid in dict.fromkeys(e.part.uuid for e in pool.devices.values())
+        ]
+        assert filled == sorted(filled, reverse=True), "the fullest first"
         for device in self.node.devices():
             if device.slice_of is not None:
                 continue
