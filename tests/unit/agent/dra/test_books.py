@@ -302,7 +302,7 @@ def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(steps=ALLOCATIONS)
 def test_what_is_allocated_from_the_latest_pool_is_made(
     native_dir: Path, steps: list[tuple[str, int, object]]
