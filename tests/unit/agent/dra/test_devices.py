@@ -18,6 +18,7 @@ from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.model.clusters import TakenPart
 from allotment.model.mig import MigHold, MigPlace, MigSlice
+from allotment.model.structs import replace
 
 GI = 1 << 30
 A100_80 = profiles_of("A100-80GB")
@@ -167,6 +168,38 @@ def test_a_pool_is_within_the_limits_of_the_api(count: int, profiles: Sequence[A
             texts = [value.get("string", "") for value in device["attributes"].values()]
             assert max(map(len, texts)) <= 64
     assert names[0] == named(gpus[0].device.uuid), "the order of the GPUs is that of the devices"
+
+
+def test_the_fullest_gpu_comes_first() -> None:
+    gpus = [
+        GpuState(device=gpu(number), booked_bytes=booked * GI)
+        for number, booked in enumerate((0, 5, 9, 5))
+    ]
+    pool = pool_of(gpus, None)
+    order = list(dict.fromkeys(each.part.uuid for each in pool.devices.values()))
+    assert order == [gpus[number].device.uuid for number in (2, 1, 3, 0)]
+
+
+def test_the_places_of_a_profile_begin_with_those_that_leave_the_most_room() -> None:
+    """A slice of one slot at 6 leaves room for 4g.40gb, which starts at 0 alone."""
+    pool = pool_of([GpuState(device=gpu(0), cut=cut())], None)
+    starts: dict[str, list[int]] = {}
+    for each in pool.devices.values():
+        if each.part.slice:
+            starts.setdefault(each.part.slice.profile, []).append(each.part.slice.start)
+    assert starts["1g.10gb"][0] == 6
+    assert starts["3g.40gb"] == [4, 0]
+    assert sorted(starts["1g.10gb"]) == list(range(7))
+
+
+def test_a_gpu_in_mig_mode_that_is_left_to_others_is_given_neither_whole_nor_in_parts() -> None:
+    """Its modes lack mig, or do since the configuration was changed: slices may be on it."""
+    device = replace(gpu(0), mig=True)
+    pool = pool_of([GpuState(device=device)], None)
+    name = named(device.uuid)
+    assert taints(pool, name) == taints(pool, f"{name}-whole") == [TAKEN]
+    ours = pool_of([GpuState(device=device, cut=cut())], None)
+    assert taints(ours, name) == taints(ours, f"{name}-whole") == []
 
 
 def test_gpus_with_like_uuids_have_names_of_their_own() -> None:
