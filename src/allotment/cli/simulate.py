@@ -259,7 +259,7 @@ def command(
         from allotment.simulate.scenes import TraceScene, check_policies
     if dra:
         with installed("allot simulate --dra", extra="kubernetes"):
-            import allotment.simulate.claims  # noqa: F401 - before any replay starts
+            import allotment.simulate.claim_placers  # noqa: F401 - before any replay starts
     names = _policies(policies)
     settings: dict[str, Any] = {"policies": names, "seeds": seeds, "dra": dra}
     scene: Scene

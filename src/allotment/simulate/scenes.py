@@ -88,7 +88,7 @@ class TraceScene(msgspec.Struct, frozen=True, kw_only=True):
     def _placer(self, policy: str, seed: int) -> ArrayPlacer:
         nodes, pods = self.trace.nodes, self.trace.pods
         if policy == CLAIMS:
-            from allotment.simulate.claims import ClaimPlacer
+            from allotment.simulate.claim_placers import ClaimPlacer
 
             return ClaimPlacer(nodes, pods=pods, seed=seed)
         return ArrayPlacer(nodes, self._policy(policy, seed), pods=pods)
@@ -190,7 +190,7 @@ class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
         """Return what places pods in the cluster, and in an empty one."""
         empty = self._cluster(policy, ())
         if policy == CLAIMS:
-            from allotment.simulate.claims import LiveClaims
+            from allotment.simulate.claim_placers import LiveClaims
 
             return LiveClaims(cluster, seed=seed), LiveClaims(empty, seed=seed)
         return _Extender(cluster), _Extender(empty)

@@ -18,16 +18,8 @@ from allotment.model.mig import MigHold
 from allotment.model.quantities import MemoryAmount, parse_memory, parse_whole
 from allotment.model.requests import Constraints, ModelRule
 from allotment.model.structs import replace
-from allotment.simulate.claims import (
-    Allocated,
-    ClaimPlacer,
-    ClaimPod,
-    ClaimRequest,
-    Claims,
-    NodeClaims,
-    StockScheduler,
-    gpu_state,
-)
+from allotment.simulate.claim_placers import ClaimPlacer, ClaimPod, StockScheduler
+from allotment.simulate.claims import Allocated, ClaimRequest, Claims, NodeClaims, gpu_state
 from allotment.simulate.csv_files import TraceNode, TracePod, TraceShape, capacity_milli
 from allotment.simulate.placers import with_gpu_memory, without_gpu_memory
 from allotment.simulate.workloads import drawn, generate
