@@ -29,8 +29,8 @@ from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigPlace, MigProfile, MigSlice
+from allotment.model.modes import traits_of
 from allotment.model.structs import replace
-from allotment.modes import ledger_mode
 from allotment.placement.mig.slots import cover, loss, slots_of
 
 TAKEN: Final = "allotment.dev/taken"
@@ -232,7 +232,8 @@ def _ways(
     memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
     unusable, closed = _unusable(gpu), _closed(gpu)
-    is_undivided = not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
+    # A claim that names no mode is a share of mode soft, which takes turns with like ones alone.
+    is_open = not gpu.taken.shares or traits_of(gpu.taken.mode).takes_turns
     if memory and compute:
         yield PoolDevice(
             name=name,
@@ -247,7 +248,7 @@ def _ways(
                     ),
                 },
                 everything,
-                unusable if is_undivided and not _is_cut(gpu) else closed,
+                unusable if is_open and not _is_cut(gpu) else closed,
                 allowMultipleAllocations=True,
             ),
         )

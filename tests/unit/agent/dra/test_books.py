@@ -29,7 +29,7 @@ from allotment.model.clusters import NodeInventory
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
-from allotment.model.modes import EXCLUSIVE, MIG
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, TIMESLICE
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
@@ -66,6 +66,7 @@ STEPS = st.lists(
     max_size=7,
 )
 LARGE = "3g.40gb"
+OTHER_MODES = [MPS, TIMESLICE]
 CLAIMS = st.one_of(
     st.builds(share_claim, st.sampled_from([1, 20, 40]), st.sampled_from([None, 0, 40, 100])),
     st.just(ClaimRequest(type=DeviceType.GPU)),
@@ -78,6 +79,9 @@ ALLOCATIONS = st.lists(
         st.tuples(st.just("allocate"), st.just(0), CLAIMS),
         st.tuples(st.just("allocate"), st.integers(0, 2), CLAIMS),
         st.tuples(st.sampled_from(["pod", "run"]), st.integers(0, 1), KINDS),
+        st.tuples(
+            st.just("pod"), st.integers(0, 1), st.tuples(st.sampled_from(OTHER_MODES), AMOUNTS)
+        ),
         st.tuples(st.just("mig"), st.integers(0, 1), st.booleans()),
         st.tuples(st.just("end"), st.integers(0, 7), st.none()),
         st.tuples(st.just("resize"), st.integers(0, 7), AMOUNTS),
@@ -127,6 +131,8 @@ class Book:
             request = Request(parse_memory("1Mi"), mode=MIG, mig_profile=SMALL)
         elif kind == "whole":
             request = whole_devices(1, mode=EXCLUSIVE)
+        elif kind == TIMESLICE:
+            request = whole_devices(1, mode=TIMESLICE)
         else:
             assert isinstance(wanted, tuple)
             request = replace(soft(wanted), mode=kind)
@@ -238,7 +244,8 @@ class Book:
         memory: Counter[str] = Counter()
         for loaded in shares:
             for part in loaded.devices():
-                memory[part.gpu or part.uuid] += part.memory_bytes
+                is_promised = loaded.mode != TIMESLICE
+                memory[part.gpu or part.uuid] += part.memory_bytes * is_promised
         filled = [
             memory[uuid] for uuid in dict.fromkeys(e.part.uuid for e in pool.devices.values())
         ]
@@ -302,7 +309,7 @@ def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(steps=ALLOCATIONS)
 def test_what_is_allocated_from_the_latest_pool_is_made(
     native_dir: Path, steps: list[tuple[str, int, object]]

@@ -124,6 +124,15 @@ def test_a_gpu_that_others_have_whole_takes_no_claim() -> None:
     assert taints(pool, f"{name}-whole") == [TAKEN]
 
 
+def test_claims_are_kept_from_the_parts_of_a_gpu_in_mode_mps() -> None:
+    """Most are shares of mode soft, which the node would refuse; those of mode mps tolerate it."""
+    device = gpu(0)
+    taken = TakenPart(4 * GI, 3000, 1, "mps")
+    pool = pool_of([GpuState(device=device, taken=taken)], None)
+    (taint,) = pool.devices[named(device.uuid)].document["taints"]
+    assert (taint["key"], taint["value"]) == (TAKEN, "mps")
+
+
 def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
     device = gpu(0)
     sick = pool_of([GpuState(device=device, cut=cut(), problem="XID 79: it is lost")], None)
