@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from allotment.agent.dra.devices import DeviceType, GpuState, PoolDevice, filling_key, pool_of
+from allotment.agent.dra.devices import DeviceType, GpuState, Pool, PoolDevice, filling_key, pool_of
 from allotment.agent.mig.state import CutGpu
-from allotment.dialects.own.resource_claims import COMPUTE_CAPACITY, MEMORY_CAPACITY
+from allotment.dialects.own.resource_claims import COMPUTE_CAPACITY, MEMORY_CAPACITY, DevicePart
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -22,7 +22,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.mig import MigHold, MigSlice
+from allotment.model.mig import MigHold, MigPlace, MigSlice
 from allotment.model.modes import has_slices, traits_of
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Constraints, Request
@@ -32,6 +32,7 @@ from allotment.placement.constraints import unsuited
 
 PERCENT: Final = WHOLE // 100
 """Basis points."""
+_HOLDER: Final = "claim"
 _MOST_TRIES: Final = 20_000
 """Devices tried for one pod on one node. kube-scheduler gives up after a time."""
 
@@ -132,6 +133,7 @@ class NodeClaims:
         self._offers = [
             _offer(each, self._gpus[each.part.uuid].device) for each in pool.devices.values()
         ]
+        self._ranks = _ranks(pool)
         self._by_type: Mapping[DeviceType, Sequence[_Offer]] = {}
         self._sort()
 
@@ -230,12 +232,22 @@ class NodeClaims:
             self._count(offer, each.consumed, sign)
             gpu = self._gpus[offer.gpu.uuid]
             booked = gpu.booked_bytes + sign * booked_bytes(each, gpu)
-            self._gpus[offer.gpu.uuid] = replace(gpu, booked_bytes=booked)
+            gpu = replace(gpu, booked_bytes=booked)
+            place = each.device.part.slice
+            if place is not None and gpu.cut is not None:
+                gpu = replace(gpu, cut=_recut(gpu.cut, place, sign))
+                self._ranks |= _ranks(pool_of([gpu], None))
+            self._gpus[offer.gpu.uuid] = gpu
         self._sort()
 
     def _sort(self) -> None:
         """Order the devices as the agent does once it has the claims' shares."""
-        self._offers.sort(key=lambda offer: filling_key(self._gpus[offer.gpu.uuid]))
+        self._offers.sort(
+            key=lambda offer: (
+                filling_key(self._gpus[offer.gpu.uuid]),
+                self._ranks[offer.device.part],
+            )
+        )
         by_type: dict[DeviceType, list[_Offer]] = {}
         for offer in self._offers:
             if not offer.device.document.get("taints"):  # claims tolerate none
@@ -244,6 +256,22 @@ class NodeClaims:
 
 
 _NOTHING: Final[Mapping[str, int]] = {}
+
+
+def _ranks(pool: Pool) -> dict[DevicePart, int]:
+    """Return the places of the devices in a pool."""
+    return {each.part: rank for rank, each in enumerate(pool.devices.values())}
+
+
+def _recut(cut: CutGpu, place: MigPlace, sign: int) -> CutGpu:
+    """Return a GPU's slices after a claim's slice came or went."""
+    (slice_,) = (
+        MigSlice(profile=each.number, start=place.start, size=each.size, holder=_HOLDER)
+        for each in cut.profiles
+        if each.name == place.profile
+    )
+    others = tuple(each for each in cut.slices if each != slice_)
+    return replace(cut, slices=(*others, slice_) if sign > 0 else others)
 
 
 def _is_selected(offer: _Offer, request: ClaimRequest, memory: int | None) -> bool:
@@ -329,7 +357,9 @@ def gpu_state(device: NodeDevice, load: Load | None = None) -> GpuState:
             simulated=True,
             mig=False,
         ),
-        cut=CutGpu(profiles=mig.profiles, is_enabled=mig.is_enabled) if mig else None,
+        cut=CutGpu(profiles=mig.profiles, is_enabled=mig.is_enabled, slices=_slices(mig, load))
+        if mig
+        else None,
         taken=TakenPart(memory, load.guarantee, load.shares, load.mode)
         if undivided
         else TakenPart(),

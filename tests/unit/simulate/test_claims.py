@@ -143,6 +143,27 @@ def test_slices_go_to_the_gpu_that_has_some() -> None:
     assert places(taken(node, SMALL)) == ["GPU-1"]
 
 
+def test_slices_go_where_the_pool_lists_them_first_beside_those_that_are_there() -> None:
+    device = cut_device("GPU-0", model="A100-40GB")
+    node = node_of(device)
+    there = device
+    for _ in range(7):
+        gpu = gpu_state(there)
+        assert gpu.cut is not None
+        taken_slots = {each.start for each in gpu.cut.slices}
+        listed = [
+            each.part.slice.start
+            for each in pool_of([gpu], None).devices.values()
+            if each.part.slice and each.part.slice.profile == SMALL.profile
+        ]
+        (found,) = taken(node, SMALL) or ()
+        assert found.device.part.slice is not None
+        start = found.device.part.slice.start
+        assert start == next(each for each in listed if each not in taken_slots)
+        pieces = [("1g.5gb", each, MigHold.USED) for each in (*taken_slots, start)]
+        there = cut_device("GPU-0", *pieces, model="A100-40GB")
+
+
 def test_alternatives_are_tried_in_their_order_and_claims_together() -> None:
     """The first claim gives way if the second has only one place."""
     two = [replace(each, model=f"model {each.index}") for each in gpus(2)]

@@ -11,7 +11,6 @@ NVIDIA's DRA driver has one type, `gpu`, for parts and for the whole: so it publ
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +30,6 @@ from allotment.model.devices import Device
 from allotment.model.mig import MigPlace, MigProfile, MigSlice
 from allotment.model.modes import traits_of
 from allotment.model.structs import replace
-from allotment.placement.mig.slots import cover, loss, slots_of
 
 TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
@@ -312,24 +310,10 @@ def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[
         )
 
 
-def _places(gpu: GpuState) -> Sequence[tuple[MigProfile, int]]:
-    """Return the places by profile, first those that leave the most room on an empty GPU."""
-    return _ordered_places(gpu.cut.profiles) if gpu.cut is not None else ()
-
-
-@lru_cache(maxsize=64)
-def _ordered_places(profiles: tuple[MigProfile, ...]) -> Sequence[tuple[MigProfile, int]]:
-    slots = slots_of(profiles)
-
-    def lost(place: tuple[MigProfile, int]) -> float:
-        profile, start = place
-        return loss(slots, slots.rooms(0), before=0, after=cover(start, profile.size))
-
-    return [
-        place
-        for profile in profiles
-        for place in sorted(((profile, start) for start in profile.starts), key=lost)
-    ]
+def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
+    for profile in gpu.cut.profiles if gpu.cut is not None else ():
+        for start in profile.starts:
+            yield profile, start
 
 
 def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:

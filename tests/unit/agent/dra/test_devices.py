@@ -189,18 +189,6 @@ def test_the_fullest_gpu_comes_first() -> None:
     assert order == [gpus[number].device.uuid for number in (2, 1, 3, 0)]
 
 
-def test_the_places_of_a_profile_begin_with_those_that_leave_the_most_room() -> None:
-    """A slice of one slot at 6 leaves room for 4g.40gb, which starts at 0 alone."""
-    pool = pool_of([GpuState(device=gpu(0), cut=cut())], None)
-    starts: dict[str, list[int]] = {}
-    for each in pool.devices.values():
-        if each.part.slice:
-            starts.setdefault(each.part.slice.profile, []).append(each.part.slice.start)
-    assert starts["1g.10gb"][0] == 6
-    assert starts["3g.40gb"] == [4, 0]
-    assert sorted(starts["1g.10gb"]) == list(range(7))
-
-
 def test_a_gpu_in_mig_mode_that_is_left_to_others_is_given_neither_whole_nor_in_parts() -> None:
     """Its modes lack mig, or do since the configuration was changed: slices may be on it."""
     device = replace(gpu(0), mig=True)
