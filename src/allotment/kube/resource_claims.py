@@ -2,7 +2,7 @@
 """ResourceClaims and ResourceSlices at the API server (`resource.k8s.io/v1`, Kubernetes 1.34)."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
@@ -21,6 +21,8 @@ _SLICES: Final = f"{API}/resourceslices"
 _ABSENT_S: Final = 300.0
 """Between two looks for an API that the server lacks."""
 _GATHER_S: Final = 0.02
+_TRIES: Final = 3
+"""To write a status whose claim changes meanwhile."""
 
 _log = structlog.get_logger(__name__)
 
@@ -241,6 +243,17 @@ async def write_prepared(
     refuses any status of a claim whose JSON was posted with spaces. Needs the verb
     `associated-node:patch` for resourceclaims/driver.
     """
+    for _ in range(_TRIES):
+        try:
+            return await _write_prepared(api, claim, devices, driver)
+        except ConflictError:
+            continue  # somebody reserves it at the same time
+    return await _write_prepared(api, claim, devices, driver)
+
+
+async def _write_prepared(
+    api: Api, claim: ResourceClaim, devices: Sequence[PreparedDevice], driver: str
+) -> None:
     found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
     if found is None:
         return
@@ -326,7 +339,16 @@ class OwnSlices(Followed[_Slice, _Stored]):
     the pool a new generation, and until all slices have it a scheduler allocates nothing there.
     """
 
-    def __init__(self, api: Api, *, node: str, driver: str, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        *,
+        node: str,
+        driver: str,
+        backoff: Backoff | None = None,
+        on_refused: Callable[[KubeError], None] = lambda _: None,
+    ) -> None:
+        """`on_refused` is told what the server does not take."""
         super().__init__(
             api,
             Subject(
@@ -341,6 +363,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
         self._api = api
         self._node = node
         self._driver = driver
+        self._on_refused = on_refused
         self._owner: Mapping[str, Any] | None = None
         self._wanted: tuple[Content, ...] | None = None
         self._written: dict[str, tuple[Content, Mapping[str, Any]]] = {}
@@ -370,6 +393,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
             try:
                 if await find(self._api, API, _ANY, asked=f"look for {API}") is not None:
                     return
+                _log.info("the API server has no such API: no claims are served", api=API)
                 wait_s = _ABSENT_S
             except KubeError as error:
                 wait_s = backoff.next(at_least_s=error.retry_after_s)
@@ -395,6 +419,8 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 await self._write()
             except KubeError as error:
                 _log.warning(error.message, hint=error.hint)
+                if not error.is_passing and not isinstance(error, ConflictError):
+                    self._on_refused(error)
                 await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
                 self._following.recheck()
                 self._following.signal.notify()

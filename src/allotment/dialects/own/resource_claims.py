@@ -334,6 +334,12 @@ def _amounts(device: AllocatedDevice) -> tuple[int, int]:
             f"device {device.device}: its consumedCapacity has no amount of memory and compute",
             hint="the cluster needs DRAConsumableCapacity, which is on in Kubernetes 1.36",
         ) from error
+    if not (memory and compute <= WHOLE // _PERCENT):
+        raise UsageError(
+            f"device {device.device}: its consumedCapacity is impossible: memory {memory}, compute"
+            f" {compute}",
+            hint="see which users may write the status of ResourceClaims",
+        )
     return memory, compute
 
 

@@ -16,8 +16,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mig_node import Node
 
-from allotment.agent.dra.devices import TAKEN, DeviceType, GpuState, PoolDevice, pool_of
-from allotment.agent.dra.driver import gpus_of
+from allotment.agent.dra.devices import (
+    TAKEN,
+    DeviceType,
+    GpuState,
+    Pool,
+    PoolDevice,
+    gpus_of,
+    pool_of,
+)
 from allotment.agent.mig.state import cut_gpu
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
@@ -31,7 +38,7 @@ from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, TIMESLICE
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.quantities import parse_memory
+from allotment.model.quantities import parse_memory, parse_whole
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.model.structs import replace
@@ -42,6 +49,7 @@ from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.simulate.claims import Allocated, ClaimRequest, NodeClaims
 
+DRIVER = "gpu.allotment.dev"
 MIB = 1 << 20
 SMALL = "1g.10gb"
 
@@ -145,7 +153,7 @@ class Book:
             pod=f"one-{self.number}",
             container="main",
             kind=ContainerKind.REGULAR,
-            resource="gpu",
+            resource=DRIVER,
             is_claim=door == "claim",
         )
         order = ShareOrder(
@@ -208,7 +216,7 @@ class Book:
             for records in [self.node.journal(gpu).read().records]
             if gpu not in self.without_mig
         }
-        return gpus_of(self.node.state, list_shares(self.node.folder), None)
+        return gpus_of(self.node.state, list_shares(self.node.folder), None, driver=DRIVER)
 
     def step(self, what: str, number: int, wanted: object) -> None:
         if what == "allocate":
@@ -240,6 +248,8 @@ class Book:
         others = booked([each for each in shares if not (each.owner and each.owner.is_claim)])
         sliced = {part.gpu for each in shares for part in each.devices() if part.gpu}
         self.pools.append(self.gpus())
+        for is_nvidias in (False, True):
+            check_accepted(pool_of(self.pools[-1], None, is_nvidias=is_nvidias))
         pool = pool_of(self.pools[-1], None)
         memory: Counter[str] = Counter()
         for loaded in shares:
@@ -264,7 +274,7 @@ class Book:
             left = total - (other.memory if other else 0)
             percent = (WHOLE - (other.guaranteed if other else 0)) * 100 // WHOLE
             if left < MIB or not percent:
-                assert "share" not in by_type
+                assert is_taken(by_type["share"])
             else:
                 capacity = by_type["share"].document["capacity"]
                 assert parse_memory(capacity["memory"]["value"]).size_bytes == left // MIB * MIB
@@ -285,8 +295,22 @@ class Book:
                 other is not None or device.uuid in theirs or is_orphaned or is_left_to_others
             )
             assert is_taken(by_type["gpu"]) == expected
-            if "share" in by_type and device.uuid in theirs:
+            if device.uuid in theirs:
                 assert is_taken(by_type["share"])
+
+
+def check_accepted(pool: Pool) -> None:
+    """The API server takes these capacities (ValidateResourceSlice, Kubernetes 1.36)."""
+    for device in pool.devices.values():
+        for capacity in device.document.get("capacity", {}).values():
+            value = parse_whole(capacity["value"])
+            assert value > 0
+            policy = capacity.get("requestPolicy", {})
+            if allowed := policy.get("validRange"):
+                least, most, step = (parse_whole(allowed[key]) for key in ("min", "max", "step"))
+                default = parse_whole(policy["default"])
+                assert least <= default <= most == value
+                assert (default - least) % step == (most - least) % step == 0
 
 
 def is_taken(device: PoolDevice) -> bool:
