@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from allotment.model.errors import UsageError
+from allotment.simulate.outcomes import CLAIMS
 from bench.harness.machine import ROOT
 from bench.harness.options import Options
 from bench.harness.quantiles import Summary
@@ -25,7 +26,8 @@ from bench.harness.results import Result
 from bench.harness.runner import NoRig
 
 OURS: Final = "fragmentation"
-POLICIES: Final = (OURS, "fgd", "binpack", "first-fit", "spread", "random")
+POLICIES: Final = (OURS, "fgd", "binpack", "first-fit", "spread", "random", CLAIMS)
+"""The last one: pods as resource claims, where kube-scheduler takes the first devices that fit."""
 SEEDS: Final = range(42, 52)
 MADE_UP: Final = "made up"
 PLOTTED: Final = ("default", MADE_UP)
@@ -112,7 +114,7 @@ class Replays:
         self._seeds = ("--seeds", f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}")
 
     def _policies(self) -> list[str]:
-        quick = POLICIES[:2] if self._options.is_quick else POLICIES
+        quick = (*POLICIES[:2], CLAIMS) if self._options.is_quick else POLICIES
         chosen = self._options.policies or quick
         unknown = [each for each in chosen if each not in POLICIES]
         if unknown:
@@ -139,9 +141,11 @@ class Replays:
     def _replay(self, part: str, name: str, words: Sequence[str], policy: str) -> None:
         found = self.documents[part].get(name, {"runs": [], "summary": []})
         if all(each["policy"] != policy for each in found["summary"]):
-            words = [*words, *self._seeds, "--policy", policy, "--jobs", str(self._options.jobs)]
+            asked = ("first-fit", "--dra") if policy == CLAIMS else (policy,)
+            words = [*words, *self._seeds, "--policy", *asked, "--jobs", str(self._options.jobs)]
             more = simulate(*words)
-            found = {kind: [*found[kind], *more[kind]] for kind in ("runs", "summary")}
+            for kind, each in found.items():
+                each += [one for one in more[kind] if one["policy"] == policy]
         for each in found.values():
             each.sort(key=lambda one: POLICIES.index(one["policy"]))
         self.documents[part][name] = found

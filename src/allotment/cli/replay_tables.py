@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_results(results: Results, settings: dict[str, Any], output: str) -> None:
-    from allotment.simulate.outcomes import document_of, summaries_of
+    from allotment.simulate.outcomes import beside_claims, document_of, summaries_of
 
     if results.was_interrupted:
         click.echo(f"interrupted: {len(results.outcomes)} replays are done", err=True)
@@ -27,11 +27,14 @@ def print_results(results: Results, settings: dict[str, Any], output: str) -> No
             "interrupted": results.was_interrupted,
             "runs": runs,
             "summary": summaries,
+            "beside_claims": beside_claims(summaries),
         }
         print_document(document, "json")
     elif summaries:
         columns = _DEPARTURE_COLUMNS if settings.get("departures") else _ARRIVAL_COLUMNS
         _print_table(summaries, _LIVE_COLUMNS if settings.get("from_cluster") else columns)
+        for each in beside_claims(summaries):
+            click.echo(_comparison(each))
 
 
 def _print_table(summaries: Sequence[dict[str, Any]], columns: Sequence[_Cell]) -> None:
@@ -50,6 +53,25 @@ def _print_table(summaries: Sequence[dict[str, Any]], columns: Sequence[_Cell]) 
         Column(heading, is_number=True, rank=int(heading in _OPTIONAL)) for heading in headings
     ]
     print_table([Column("POLICY"), *numbers], rows)
+
+
+def _comparison(differences: dict[str, Any]) -> str:
+    parts = [
+        f"{value:+.2f} % {word}" if name.endswith("_pct") else f"{value:+.1f} {word}"
+        for name, word in _WORDS.items()
+        if (value := differences.get(name)) is not None
+    ]
+    return f"{differences['policy']} beside claims: {', '.join(parts)}"
+
+
+_WORDS: Final = {
+    "placed": "pods placed",
+    "still_waiting": "pods still waiting",
+    "allocated_pct": "of the GPUs allocated",
+    "allocated_memory_pct": "of their memory",
+    "fragmented_pct": "free but unusable",
+    "idle_gpus": "idle GPUs",
+}
 
 
 def _percent(value: float | None) -> str:

@@ -179,6 +179,11 @@ def _is_seed(text: str) -> bool:
     " before it (known). published: fgd receives them, all others learn.",
 )
 @click.option(
+    "--dra",
+    is_flag=True,
+    help="Also replay the pods as resource claims, placed by kube-scheduler alone: row `claims`.",
+)
+@click.option(
     "--jobs",
     metavar="N",
     type=click.IntRange(1, 1024),
@@ -205,6 +210,7 @@ def command(
     departures: bool,
     gpu_memory: bool,
     mix: str,
+    dra: bool,
     jobs: int,
     output: str,
 ) -> None:
@@ -226,6 +232,12 @@ def command(
     table shows promised TIME and MEMORY of its GPUs and the IDLE ones, before and after. Selectors,
     taints and other checks of kube-scheduler are ignored.
 
+    With --dra the pods are also placed as resource claims of the node agent's driver, by
+    kube-scheduler alone. It takes the first devices of a pool that fit, and chooses the node by its
+    default scores of CPU and memory. Below the table is how much more or less each policy places,
+    allocates and leaves unusable. Tags, NUMA and NVLink are ignored, and that all shares of a GPU
+    need one mode.
+
     The columns are those of the traces `openb` (Alibaba's clusterdata, cluster-trace-gpu-v2023).
     The same options give the same result each time. Ctrl-C ends it with the results so far.
 
@@ -236,15 +248,20 @@ def command(
       allot simulate --nodes nodes.csv --pods pods.csv --policy fgd --seeds 42-51
       allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1
       allot simulate --from-cluster --replay pending --policy fgd,binpack
+      allot simulate --from-cluster --dra
     """  # noqa: D301 - click's mark
     # One thread adds up numbers in one order, so results do not depend on the machine. Set before
     # numpy is imported; the processes of --jobs inherit it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _check_options(ctx, nodes=nodes, pods=pods, generate=generate, from_cluster=from_cluster)
     with installed("allot simulate", extra="simulate"):
+        from allotment.simulate.outcomes import CLAIMS
         from allotment.simulate.scenes import TraceScene, check_policies
+    if dra:
+        with installed("allot simulate --dra", extra="kubernetes"):
+            import allotment.simulate.claim_placers  # noqa: F401 - before any replay starts
     names = _policies(policies)
-    settings: dict[str, Any] = {"policies": names, "seeds": seeds}
+    settings: dict[str, Any] = {"policies": names, "seeds": seeds, "dra": dra}
     scene: Scene
     if from_cluster:
         check_policies(names)
@@ -276,7 +293,8 @@ def command(
             "gpu_memory": gpu_memory,
             "mix": mix,
         }
-    results = _run(scene, [(name, seed) for name in names for seed in seeds], jobs)
+    rows = [*names, CLAIMS] if dra else names
+    results = _run(scene, [(name, seed) for name in rows for seed in seeds], jobs)
     print_results(results, settings, output)
     if results.was_interrupted:
         ctx.exit(_INTERRUPTED)

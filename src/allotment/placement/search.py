@@ -265,7 +265,7 @@ class Search:
                 PlacedDevice(
                     devices[each.column].uuid,
                     each.profile.memory_bytes,
-                    _part(each.profile, devices[each.column].mig),
+                    part_of_time(each.profile, devices[each.column].mig),
                     MigPlace(each.profile.name, each.start),
                 )
                 for each in there
@@ -419,7 +419,7 @@ def _cut_alike(layout: MigLayout | None) -> Hashable:
     return id(layout.profiles), layout.is_enabled, slices
 
 
-def _part(profile: MigProfile, mig: NodeMig | None) -> int:
+def part_of_time(profile: MigProfile, mig: NodeMig | None) -> int:
     """A slice's part of its GPU's time, by multiprocessors, in basis points."""
     most = max((each.multiprocessors for each in mig.profiles), default=0) if mig else 0
     return WHOLE * profile.multiprocessors // max(1, most)

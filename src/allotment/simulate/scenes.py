@@ -24,6 +24,7 @@ from allotment.placement.policies.fgd import fragmentation
 from allotment.simulate import replay
 from allotment.simulate.csv_files import Trace, TracePod, capacity_milli
 from allotment.simulate.outcomes import (
+    CLAIMS,
     Arrivals,
     Departures,
     Moment,
@@ -39,6 +40,7 @@ from allotment.simulate.workloads import Visit, as_listed, drawn, timed
 if TYPE_CHECKING:  # the replay of a trace takes none of the API server's client
     from allotment.kube.live import LiveCluster, LivePod
 
+_FOR_BOOKS: Final = "first-fit"
 _KNOWS_THE_MIX: Final = frozenset({"fgd"})
 """Policies that receive the mix of pods by default, as in their publication."""
 
@@ -70,7 +72,7 @@ class TraceScene(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, policy: str, seed: int, progress: Progress) -> ReplayOutcome:
         begun = perf_counter()
-        placer = ArrayPlacer(self.trace.nodes, self._policy(policy, seed), pods=self.trace.pods)
+        placer = self._placer(policy, seed)
         number, story, counts = self._replay(placer, seed, progress)
         return ReplayOutcome(
             policy=policy,
@@ -82,6 +84,14 @@ class TraceScene(msgspec.Struct, frozen=True, kw_only=True):
             decisions=decisions_of(counts.decided_ns),
             seconds=perf_counter() - begun,
         )
+
+    def _placer(self, policy: str, seed: int) -> ArrayPlacer:
+        nodes, pods = self.trace.nodes, self.trace.pods
+        if policy == CLAIMS:
+            from allotment.simulate.claim_placers import ClaimPlacer
+
+            return ClaimPlacer(nodes, pods=pods, seed=seed)
+        return ArrayPlacer(nodes, self._policy(policy, seed), pods=pods)
 
     def _replay(
         self, placer: ArrayPlacer, seed: int, progress: Progress
@@ -154,13 +164,13 @@ class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
         cluster = self._cluster(policy, [pod for pod in self.cluster.pods if not self._moves(pod)])
         mix = self._mix(cluster)
         counts = Counts()
-        empty = self._cluster(policy, ())
+        placing, empty = self._placing(policy, cluster, seed)
         unplaced = []
         for number, pod in enumerate(movable):
-            refused = _place(cluster, pod.need, counts)
+            refused = placing.place(pod.need, counts)
             if refused is not None:
-                unplaced.append(_unplaced_pod(pod.need, refused))
-                counts.impossible += not empty.rank(pod.need, most=1).best
+                unplaced.append(refused)
+                counts.impossible += not empty.fits(pod.need)
             progress((number + 1) / len(movable))
         before = self._cluster(policy, self.cluster.pods)
         return ReplayOutcome(
@@ -176,13 +186,23 @@ class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
             seconds=perf_counter() - begun,
         )
 
+    def _placing(self, policy: str, cluster: Cluster, seed: int) -> "tuple[_Placing, _Placing]":
+        """Return what places pods in the cluster, and in an empty one."""
+        empty = self._cluster(policy, ())
+        if policy == CLAIMS:
+            from allotment.simulate.claim_placers import LiveClaims
+
+            return LiveClaims(cluster, seed=seed), LiveClaims(empty, seed=seed)
+        return _Extender(cluster), _Extender(empty)
+
     def _moves(self, pod: "LivePod") -> bool:
         if self.replayed is Replayed.PENDING and pod.booking is not None:
             return False
         return pod.can_move
 
     def _cluster(self, policy: str, staying: "Sequence[LivePod]") -> Cluster:
-        cluster = Cluster(node_policies=(policy,), device_policies=(policy,))
+        name = _FOR_BOOKS if policy == CLAIMS else policy
+        cluster = Cluster(node_policies=(name,), device_policies=(name,))
         for node in self.cluster.nodes:
             cluster.put(node)
         for pod in staying:
@@ -201,21 +221,40 @@ class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _place(cluster: Cluster, need: PodNeed, counts: Counts) -> Refusals | None:
-    """Place and book one pod; return the refusals if it fits nowhere."""
-    cluster.arrived(need)
-    begun = perf_counter_ns()
-    ranking = cluster.rank(need, most=1)
-    decision = cluster.place(need, ranking.best[0]) if ranking.best else None
-    counts.decided_ns.append(perf_counter_ns() - begun)
-    if decision is None:
-        return ranking.refused
-    if isinstance(decision, Refusal):
-        # `rank` has just found that it fits.
-        raise ValueError(decision)  # noqa: TRY004 - not about types
-    cluster.book(decision)
-    counts.placed += 1
-    return None
+class _Placing(Protocol):
+    """Places the pods of a live cluster."""
+
+    def place(self, need: PodNeed, counts: Counts) -> UnplacedPod | None:
+        """Place and book one pod; return why it fits nowhere."""
+        ...
+
+    def fits(self, need: PodNeed) -> bool: ...
+
+
+class _Extender:
+    """Places by a policy, as the scheduler's extender does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def fits(self, need: PodNeed) -> bool:
+        return bool(self._cluster.rank(need, most=1).best)
+
+    def place(self, need: PodNeed, counts: Counts) -> UnplacedPod | None:
+        cluster = self._cluster
+        cluster.arrived(need)
+        begun = perf_counter_ns()
+        ranking = cluster.rank(need, most=1)
+        decision = cluster.place(need, ranking.best[0]) if ranking.best else None
+        counts.decided_ns.append(perf_counter_ns() - begun)
+        if decision is None:
+            return _unplaced_pod(need, ranking.refused)
+        if isinstance(decision, Refusal):
+            # `rank` has just found that it fits.
+            raise ValueError(decision)  # noqa: TRY004 - not about types
+        cluster.book(decision)
+        counts.placed += 1
+        return None
 
 
 def _unplaced_pod(need: PodNeed, refused: Refusals) -> UnplacedPod:

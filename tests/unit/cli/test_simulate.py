@@ -18,7 +18,7 @@ from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeDevice, NodeInventory, PodNeed, WantedContainer
 from allotment.model.pods import PodUid
 from allotment.model.requests import whole_devices
-from allotment.simulate.outcomes import document_of, summaries_of
+from allotment.simulate.outcomes import CLAIMS, beside_claims, document_of, summaries_of
 from allotment.simulate.scenes import LiveScene
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn-0,64000,262144,2,T4\nn-1,64000,262144,2,P100\n"
@@ -71,6 +71,30 @@ def test_a_table_has_a_line_for_each_policy(files: list[str]) -> None:
     assert "FRAGMENTED" in head
     assert [row.split()[:2] for row in rows] == [["first-fit", "3"], ["spread", "3"]]
     assert shown.stderr == ""
+
+
+def test_claims_have_a_line_and_policies_are_compared_with_them(files: list[str]) -> None:
+    shown = simulate(*files, "--policy", "binpack,fgd", "--dra")
+    assert shown.exit_code == 0, shown.stderr
+    _, *rows, one, other = shown.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["binpack", "fgd", "claims"]
+    assert re.fullmatch(
+        r"binpack beside claims: [+-][\d.]+ pods placed, [+-][\d.]+ % of the GPUs allocated,"
+        r" [+-][\d.]+ % free but unusable",
+        one,
+    )
+    assert other.startswith("fgd beside claims: ")
+    document = documented(*files, "--policy", "binpack", "--dra")
+    ours, claims = document["summary"]
+    (less,) = document["beside_claims"]
+    assert less["policy"] == "binpack"
+    assert less["placed"] == pytest.approx(ours["placed"] - claims["placed"], abs=1e-3)
+    assert less["allocated_pct"] == pytest.approx(
+        ours["allocated_pct"]["100"] - claims["allocated_pct"]["100"], abs=1e-3
+    )
+    assert document["settings"]["dra"] is True
+    assert documented(*files, "--policy", "binpack")["beside_claims"] == []
+    assert simulate(*files, "--policy", "claims").exit_code != 0, "it is no policy"
 
 
 def test_departures(files: list[str]) -> None:
@@ -227,8 +251,11 @@ def test_fields_are_the_documented_ones(files: list[str], root: Path) -> None:
     page = (root / "docs" / "reference" / "json.md").read_text()
     _, _, part = page.partition("## `allot simulate`")
     named = set(re.findall(r"^\| `([^`]+)` \|", part.partition("\n## ")[0], re.MULTILINE))
-    live = LiveScene(cluster=LIVE).run("binpack", 1, lambda _: None)
+    scene = LiveScene(cluster=LIVE)
+    live, claims = (scene.run(name, 1, lambda _: None) for name in ("binpack", CLAIMS))
     kinds = [
+        documented(*files, "--policy", "binpack", "--dra"),
+        documented(*files, "--policy", "binpack", "--dra", "--departures"),
         documented(*files, "--policy", "binpack"),
         documented("--generate", "--scale", "0.01", "--policy", "binpack"),
         documented(*files, "--policy", "binpack", "--departures"),
@@ -236,11 +263,13 @@ def test_fields_are_the_documented_ones(files: list[str], root: Path) -> None:
             "settings": {"from_cluster": True, "replay": "all", "modes": ["soft"]},
             "runs": [document_of(live)],
             "summary": summaries_of([live]),
+            "beside_claims": beside_claims(summaries_of([live, claims])),
         },
     ]
     shown = set()
     for document in kinds:
-        shown |= set(fields({name: document.get(name) for name in ("settings", "runs")}))
+        parts = ("settings", "runs", "beside_claims")
+        shown |= set(fields({name: document.get(name, []) for name in parts}))
         means = document["summary"][0]
         shown |= set(fields({"summary": [{name: means[name] for name in MEANS}]}))
         assert set(means) - MEANS <= set(document["runs"][0])

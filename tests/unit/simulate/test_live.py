@@ -24,7 +24,7 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.pods import PodUid
-from allotment.simulate.outcomes import Refit, ReplayOutcome, document_of, summaries_of
+from allotment.simulate.outcomes import CLAIMS, Refit, ReplayOutcome, document_of, summaries_of
 from allotment.simulate.scenes import LiveScene, Replayed
 
 GI = 1 << 30
@@ -243,6 +243,21 @@ def test_all_are_placed_anew() -> None:
     assert story.before.fragmented_pct >= story.after.fragmented_pct
 
 
+def test_all_are_placed_anew_as_claims() -> None:
+    """Halves go to the emptier node in turn, and there to the fullest GPU."""
+    outcome, story = played(SPREAD_OUT.read(), Replayed.ALL, CLAIMS)
+    assert (outcome.pods, outcome.placed, outcome.impossible) == (7, 6, 1)
+    assert [each.pod for each in story.unplaced] == ["ml/many"]
+    assert story.unplaced[0].reasons == {"no devices of its pool serve the claims": 2}
+    assert (story.before.allocated_pct, story.after.allocated_pct) == (50, 87.5)
+
+
+def test_claims_take_what_pods_leave() -> None:
+    outcome, story = played(SPREAD_OUT.read(), Replayed.PENDING, CLAIMS)
+    assert (outcome.pods, outcome.placed, outcome.impossible) == (3, 1, 1)
+    assert story.after.allocated_pct == 62.5
+
+
 def test_as_json_and_means() -> None:
     outcome, _ = played(SPREAD_OUT.read(), Replayed.ALL)
     document = document_of(outcome)
@@ -259,7 +274,7 @@ def test_the_cluster_has_to_have_gpus() -> None:
     assert "allot agent" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("policy", ["fragmentation", "fgd", "binpack"])
+@pytest.mark.parametrize("policy", ["fragmentation", "fgd", "binpack", CLAIMS])
 def test_pods_that_ask_for_slices_are_placed_anew_too(policy: str) -> None:
     """A GPU of seven slices, and another that is of no mode yet; of eight slices one goes there."""
     home = node("a")
@@ -284,7 +299,9 @@ def test_pods_that_ask_for_slices_are_placed_anew_too(policy: str) -> None:
     cluster = Twin([home], [runs, *waiting, last]).read()
     outcome, story = played(cluster, Replayed.PENDING, policy)
     assert (outcome.pods, outcome.placed, outcome.impossible) == (9, 8, 0)
-    assert [each.reasons for each in story.unplaced] == [{"mig-room": 1}]
+    assert [each.reasons for each in story.unplaced] == [
+        {"no devices of its pool serve the claims" if policy == CLAIMS else "mig-room": 1}
+    ]
     assert story.before.allocated_pct == pytest.approx(7.14)
     everyone, _ = played(cluster, Replayed.ALL, policy)
     assert everyone.placed >= 8

@@ -33,7 +33,7 @@ from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
 from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
 from allotment.model.shares import Share
 from allotment.model.structs import replace
-from allotment.modes import ledger_mode, traits_of
+from allotment.modes import traits_of
 from allotment.placement.mig.slots import TakenSlots, cover, loss, slots_of
 from allotment.shares.booking import booked
 from allotment.shares.mode_policy import ModePolicy, refusal
@@ -108,6 +108,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The modes of new shares, by an administrator; None: all."""
     problem: str = ""
     """Why it takes nothing new."""
+    booked_bytes: int = 0
+    """Memory that shares have of it, claims' and others', slices' as well."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +120,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[Mapping[str, Any], ...] = ()
 
 
+def filling_key(gpu: GpuState) -> tuple[int, tuple[int, int, str]]:
+    """Return the sort key of GPUs in a pool: the fullest first, as the first that fits is taken."""
+    return -gpu.booked_bytes, gpu.device.place
+
+
 def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: bool = False) -> Pool:
     """Return the pool of a node with these GPUs, in the order in which they are to be filled.
 
     `is_nvidias`: with the types of devices of NVIDIA's driver.
     """
+    gpus = sorted(gpus, key=filling_key)
     names = _names([each.device.uuid for each in gpus])
     found: dict[str, PoolDevice] = {}
     sets = []
@@ -150,9 +158,10 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: boo
 def gpus_of(
     state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None, *, driver: str
 ) -> Sequence[GpuState]:
-    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits.
+    """Return the GPUs, with what shares have of them.
 
-    It counts the claims of `driver` itself. Those of a driver of another name are as other shares.
+    kube-scheduler counts the claims of `driver` itself. Those of a driver of another name are as
+    other shares.
     """
     claims = {
         each.id
@@ -192,8 +201,9 @@ def gpus_of(
             problem=state.unusable.get(gpu.uuid, "")
             or ("cordoned" if gpu.uuid in state.cordoned else "")
             or reserved.get(gpu.uuid, ""),
+            booked_bytes=filled(gpu.uuid),
         )
-        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+        for gpu in gpus
     ]
 
 
@@ -242,7 +252,12 @@ def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
 
 def _closed(gpu: GpuState) -> Sequence[Mapping[str, str]]:
     """Return the taint of devices that need a GPU without slices."""
-    return _taken(gpu) or (_taints(TAKEN, "slice") if gpu.slices else ())
+    return _taken(gpu) or (_taints(TAKEN, "slice") if _is_cut(gpu) else ())
+
+
+def _is_cut(gpu: GpuState) -> bool:
+    """Whether others have slices of a GPU, or it is in MIG mode and we leave that to others."""
+    return bool(gpu.slices) or (gpu.cut is None and gpu.device.mig)
 
 
 def _gpu(
@@ -286,8 +301,9 @@ def _ways(
     memory = max(0, _size(device) - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
     closed = _closed(gpu)
-    is_divided = not gpu.slices and (
-        not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
+    # A claim that names no mode is a share of mode soft, which takes turns with like ones alone.
+    is_divided = not _is_cut(gpu) and (
+        not gpu.taken.shares or traits_of(gpu.taken.mode).takes_turns
     )
     if not (memory and compute):
         # The API has no capacity of nothing. It stays, closed: claims may have parts of it.

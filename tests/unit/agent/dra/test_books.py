@@ -1,38 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever is asked for, in whatever order and by whichever door: no GPU gives more than it has,
-and the pool offers what is left.
+and the pool offers what is left. What a scheduler allocates from the latest pool is made.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mig_node import Node
 
-from allotment.agent.dra.devices import TAKEN, Pool, PoolDevice, gpus_of, pool_of
+from allotment.agent.dra.devices import (
+    TAKEN,
+    DeviceType,
+    GpuState,
+    Pool,
+    PoolDevice,
+    gpus_of,
+    pool_of,
+)
 from allotment.agent.mig.state import cut_gpu
+from allotment.dialects.own.resource_claims import (
+    COMPUTE_CAPACITY,
+    MEMORY_CAPACITY,
+    AllocatedDevice,
+    request_for,
+)
+from allotment.model.clusters import NodeInventory
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
-from allotment.model.modes import EXCLUSIVE, MIG
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, TIMESLICE
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory, parse_whole
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
+from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.booking import booked
 from allotment.shares.lifecycle import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.simulate.claims import Allocated, ClaimRequest, NodeClaims
 
 DRIVER = "gpu.allotment.dev"
 MIB = 1 << 20
 SMALL = "1g.10gb"
+
+
+def share_claim(memory: int, percent: int | None) -> ClaimRequest:
+    return ClaimRequest(type=DeviceType.SHARE, memory=parse_memory(f"{memory}Gi"), compute=percent)
+
+
 AMOUNTS = st.tuples(st.sampled_from([1, 5, 20, 40, 79]), st.sampled_from([0, 10, 40, 60, 100]))
 KINDS = st.one_of(
     st.tuples(st.just("soft"), AMOUNTS),
@@ -48,6 +73,31 @@ STEPS = st.lists(
     min_size=4,
     max_size=7,
 )
+LARGE = "3g.40gb"
+OTHER_MODES = [MPS, TIMESLICE]
+CLAIMS = st.one_of(
+    st.builds(share_claim, st.sampled_from([1, 20, 40]), st.sampled_from([None, 0, 40, 100])),
+    st.just(ClaimRequest(type=DeviceType.GPU)),
+    st.sampled_from([SMALL, LARGE]).map(
+        lambda profile: ClaimRequest(type=DeviceType.MIG, profile=profile)
+    ),
+)
+ALLOCATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.just(0), CLAIMS),
+        st.tuples(st.just("allocate"), st.integers(0, 2), CLAIMS),
+        st.tuples(st.sampled_from(["pod", "run"]), st.integers(0, 1), KINDS),
+        st.tuples(
+            st.just("pod"), st.integers(0, 1), st.tuples(st.sampled_from(OTHER_MODES), AMOUNTS)
+        ),
+        st.tuples(st.just("mig"), st.integers(0, 1), st.booleans()),
+        st.tuples(st.just("end"), st.integers(0, 7), st.none()),
+        st.tuples(st.just("resize"), st.integers(0, 7), AMOUNTS),
+    ),
+    min_size=4,
+    max_size=9,
+)
+"""A pod's resize is not a claim's: kube-scheduler counts what the claim was allocated."""
 
 
 def soft(amounts: tuple[int, int]) -> Request:
@@ -71,6 +121,12 @@ class Book:
         )
         self.shares.tidy()
         self.number = 0
+        self.without_mig: set[int] = set()
+        """GPUs whose modes lack MIG: the agent's configuration was changed."""
+        self.pools = [self.gpus()]
+        """As published after each step."""
+        self.allocated: dict[ShareId, tuple[Allocated, ...]] = {}
+        """What the scheduler gave to claims."""
 
     def make(self, door: str, gpu: int, kind: str, wanted: object) -> None:
         """Ask for a share on one GPU, as a scheduler that knows nothing would choose it."""
@@ -83,9 +139,14 @@ class Book:
             request = Request(parse_memory("1Mi"), mode=MIG, mig_profile=SMALL)
         elif kind == "whole":
             request = whole_devices(1, mode=EXCLUSIVE)
+        elif kind == TIMESLICE:
+            request = whole_devices(1, mode=TIMESLICE)
         else:
             assert isinstance(wanted, tuple)
-            request = soft(wanted)
+            request = replace(soft(wanted), mode=kind)
+        self.prepare(door, uuid, request, slices)
+
+    def prepare(self, door: str, uuid: str, request: Request, slices: tuple[MigPlace, ...]) -> None:
         owner = Owner(
             uid=PodUid(f"uid-{self.number}"),
             namespace="lab",
@@ -113,7 +174,58 @@ class Book:
             policy = NodePolicy(devices=devices, mig=self.node.slices.terms())
             self.shares.prepare(order, policy)
 
+    def allocate(self, age: int, wanted: ClaimRequest) -> None:
+        """Allocate a claim as kube-scheduler does, from a pool that is some steps old, and make it.
+
+        It counts the claims that it allocated before. From the latest pool none may be refused.
+        """
+        gpus = self.pools[-1 - min(age, len(self.pools) - 1)]
+        node = NodeClaims(NodeInventory(name="n"), gpus)
+        alive = {each.id for each in list_shares(self.node.folder)}
+        present = pool_of(gpus, None).devices
+        for share, allocated in self.allocated.items():
+            if share in alive:
+                node.take([each for each in allocated if each.device.name in present])
+        found = node.find(((wanted,),))
+        if found is None:
+            return
+        self.number += 1
+        ((each,), (part,)) = found, [each.device.part for each in found]
+        consumed = {
+            MEMORY_CAPACITY: str(each.consumed.get(MEMORY_CAPACITY, 0)),
+            COMPUTE_CAPACITY: str(each.consumed.get(COMPUTE_CAPACITY, 0)),
+        }
+        device = AllocatedDevice(
+            request="gpu", pool="n", device=each.device.name, consumed=consumed
+        )
+        request = request_for([(device, part)], (), asks_compute=wanted.compute is not None)
+        slices = (part.slice,) if part.slice is not None else ()
+        try:
+            self.prepare("claim", part.uuid, request, slices)
+        except AllotError as error:
+            if age:
+                raise
+            raise AssertionError(f"{each.device.name} is in the pool", self.pools[-1]) from error
+        self.allocated[ShareId(f"{self.number:012x}")] = found
+
+    def gpus(self) -> Sequence[GpuState]:
+        """Look at the GPUs as the agent does."""
+        self.node.state.cut_gpus = {
+            uuid: cut_gpu(self.node.look(gpu), records, records)
+            for gpu, uuid in enumerate(self.node.uuids)
+            for records in [self.node.journal(gpu).read().records]
+            if gpu not in self.without_mig
+        }
+        return gpus_of(self.node.state, list_shares(self.node.folder), None, driver=DRIVER)
+
     def step(self, what: str, number: int, wanted: object) -> None:
+        if what == "allocate":
+            assert isinstance(wanted, ClaimRequest)
+            self.allocate(number, wanted)
+            return
+        if what == "mig":
+            (self.without_mig.add if wanted else self.without_mig.discard)(number)
+            return
         if what in {"claim", "pod", "run"}:
             assert isinstance(wanted, tuple)
             self.make(what, number, *wanted)
@@ -124,7 +236,7 @@ class Book:
         chosen = found[number % len(found)]
         if what == "end":
             lifecycle.destroy(self.node.folder, chosen, force=True)
-        elif chosen.owner is not None:
+        elif chosen.owner is not None and chosen.id not in self.allocated:
             assert isinstance(wanted, tuple)
             policy = NodePolicy(devices=self.node.devices())
             self.shares.resize(chosen.id, soft(wanted), policy)
@@ -135,15 +247,19 @@ class Book:
         everything = booked(shares)
         others = booked([each for each in shares if not (each.owner and each.owner.is_claim)])
         sliced = {part.gpu for each in shares for part in each.devices() if part.gpu}
-        self.node.state.cut_gpus = {
-            uuid: cut_gpu(self.node.look(gpu), records, records)
-            for gpu, uuid in enumerate(self.node.uuids)
-            for records in [self.node.journal(gpu).read().records]
-        }
-        gpus = gpus_of(self.node.state, shares, None, driver=DRIVER)
+        self.pools.append(self.gpus())
         for is_nvidias in (False, True):
-            check_accepted(pool_of(gpus, None, is_nvidias=is_nvidias))
-        pool = pool_of(gpus, None)
+            check_accepted(pool_of(self.pools[-1], None, is_nvidias=is_nvidias))
+        pool = pool_of(self.pools[-1], None)
+        memory: Counter[str] = Counter()
+        for loaded in shares:
+            for part in loaded.devices():
+                is_promised = loaded.mode != TIMESLICE
+                memory[part.gpu or part.uuid] += part.memory_bytes * is_promised
+        filled = [
+            memory[uuid] for uuid in dict.fromkeys(e.part.uuid for e in pool.devices.values())
+        ]
+        assert filled == sorted(filled, reverse=True), "the fullest first"
         for device in self.node.devices():
             if device.slice_of is not None:
                 continue
@@ -171,9 +287,13 @@ class Book:
             }
             # The agent's loop frees the slice of a share that has ended; it is taken until then.
             ids = {each.id for each in shares}
-            slices = self.node.state.cut_gpus[device.uuid].slices
+            cut = self.node.state.cut_gpus.get(device.uuid)
+            slices = cut.slices if cut else ()
             is_orphaned = any(each.holder and each.holder not in ids for each in slices)
-            expected = other is not None or device.uuid in theirs or is_orphaned
+            is_left_to_others = cut is None and device.mig
+            expected = (
+                other is not None or device.uuid in theirs or is_orphaned or is_left_to_others
+            )
             assert is_taken(by_type["gpu"]) == expected
             if device.uuid in theirs:
                 assert is_taken(by_type["share"])
@@ -203,6 +323,22 @@ def is_taken(device: PoolDevice) -> bool:
 def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
     native_dir: Path, steps: list[tuple[str, int, object]]
 ) -> None:
+    assert native_dir.is_dir()
+    with TemporaryDirectory(prefix="books-") as root:
+        book = Book(Path(root))
+        for step in steps:
+            with suppress(AllotError):  # refused: nothing has changed
+                book.step(*step)
+            book.check()
+
+
+@pytest.mark.timeout(300)
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=ALLOCATIONS)
+def test_what_is_allocated_from_the_latest_pool_is_made(
+    native_dir: Path, steps: list[tuple[str, int, object]]
+) -> None:
+    """And what is allocated from an old one, as by a second scheduler, is made or refused."""
     assert native_dir.is_dir()
     with TemporaryDirectory(prefix="books-") as root:
         book = Book(Path(root))

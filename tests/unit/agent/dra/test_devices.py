@@ -183,6 +183,15 @@ def test_texts_are_within_the_limit_of_the_api() -> None:
     assert len(name) == 64
 
 
+def test_claims_are_kept_from_the_parts_of_a_gpu_in_mode_mps() -> None:
+    """Most are shares of mode soft, which the node would refuse; those of mode mps tolerate it."""
+    device = gpu(0)
+    taken = TakenPart(4 * GI, 3000, 1, "mps")
+    pool = pool_of([GpuState(device=device, taken=taken)], None)
+    (taint,) = pool.devices[named(device.uuid)].document["taints"]
+    assert (taint["key"], taint["value"]) == (TAKEN, "mps")
+
+
 def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
     device = gpu(0)
     sick = pool_of([GpuState(device=device, cut=cut(), problem="XID 79: it is lost")], None)
@@ -268,6 +277,26 @@ def test_a_pool_is_within_the_limits_of_the_api(count: int, profiles: Sequence[A
             texts = [value.get("string", "") for value in device["attributes"].values()]
             assert max(map(len, texts)) <= 64
     assert names[0] == named(gpus[0].device.uuid), "the order of the GPUs is that of the devices"
+
+
+def test_the_fullest_gpu_comes_first() -> None:
+    gpus = [
+        GpuState(device=gpu(number), booked_bytes=booked * GI)
+        for number, booked in enumerate((0, 5, 9, 5))
+    ]
+    pool = pool_of(gpus, None)
+    order = list(dict.fromkeys(each.part.uuid for each in pool.devices.values()))
+    assert order == [gpus[number].device.uuid for number in (2, 1, 3, 0)]
+
+
+def test_a_gpu_in_mig_mode_that_is_left_to_others_is_given_neither_whole_nor_in_parts() -> None:
+    """Its modes lack mig, or do since the configuration was changed: slices may be on it."""
+    device = replace(gpu(0), mig=True)
+    pool = pool_of([GpuState(device=device)], None)
+    name = named(device.uuid)
+    assert taints(pool, name) == taints(pool, f"{name}-whole") == [TAKEN]
+    ours = pool_of([GpuState(device=device, cut=cut())], None)
+    assert taints(ours, name) == taints(ours, f"{name}-whole") == []
 
 
 def test_gpus_with_like_uuids_have_names_of_their_own() -> None:

@@ -14,7 +14,7 @@ from gpus import gpu
 from own_node_twin import until
 
 from allotment.agent.config.schema import DriverName
-from allotment.agent.dra.devices import gpus_of
+from allotment.agent.dra.devices import gpus_of, pool_of
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.agent.node_state import NodeState
@@ -213,5 +213,6 @@ def test_the_gpu_that_is_fullest_comes_first_also_by_its_slices() -> None:
     part = replace(share.share.devices[0], uuid="MIG-1", memory_bytes=1 << 30, gpu=second.uuid)
     shares = [replace(share, share=replace(share.share, mode="mig", devices=(part,)))]
     state = NodeState(devices={each.uuid: each for each in (first, second)})
-    order = [each.device for each in gpus_of(state, shares, None, driver=OURS)]
-    assert order == [second, first]
+    pool = pool_of(gpus_of(state, shares, None, driver=OURS), None)
+    order = list(dict.fromkeys(each.part.uuid for each in pool.devices.values()))
+    assert order == [second.uuid, first.uuid]
