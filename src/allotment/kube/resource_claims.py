@@ -2,14 +2,20 @@
 """ResourceClaims and ResourceSlices at the API server (`resource.k8s.io/v1`, Kubernetes 1.34)."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 import msgspec
 import structlog
 
-from allotment.dialects.own.resource_claims import AllocatedDevice, Parameters
+from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
+from allotment.dialects.own.resource_claims import (
+    DRIVER,
+    AllocatedDevice,
+    Parameters,
+    ResourceClaim,
+)
 from allotment.kube.clients import Api, Backoff, PatchKind, find
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
@@ -17,7 +23,11 @@ from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
 
 API: Final = "/apis/resource.k8s.io/v1"
+CLAIMS: Final = f"{API}/resourceclaims"
+"""Of all namespaces."""
 _SLICES: Final = f"{API}/resourceslices"
+DRIVERS: Final = (DRIVER, NVIDIAS_DRIVER)
+"""The names that Allotment's driver has by its configuration."""
 _ABSENT_S: Final = 300.0
 """Between two looks for an API that the server lacks."""
 _GATHER_S: Final = 0.02
@@ -86,33 +96,15 @@ class _Spec(Narrow):
     devices: _Requests | None = None
 
 
-class _Claim(Narrow):
+class ClaimObject(Narrow):
+    """A ResourceClaim."""
+
     metadata: Metadata
     spec: _Spec | None = None
     status: _Status | None = None
 
 
-_CLAIM = msgspec.json.Decoder(_Claim)
-
-
-class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocated claim, as far as our driver serves it."""
-
-    uid: str
-    namespace: str
-    name: str
-    devices: tuple[AllocatedDevice, ...]
-    parameters: tuple[Parameters, ...] = ()
-    """The class's first: later ones win."""
-    capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
-    """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
-
-    def parameters_of(self, request: str) -> list[Parameters]:
-        """Return the parameters that apply to a request."""
-        return [each for each in self.parameters if each.are_for(request)]
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+_CLAIM = msgspec.json.Decoder(ClaimObject)
 
 
 async def read_claim(
@@ -125,16 +117,25 @@ async def read_claim(
             f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
             hint="the kubelet asks again for the present one, if a pod uses it",
         )
-    allocation = found.status.allocation if found.status else None
-    if allocation is None or allocation.devices is None:
+    claim = _served(found, driver)
+    if claim is None:
         raise StateError(
             f"ResourceClaim {namespace}/{name} is not allocated",
             hint="a scheduler allocates it when it binds a pod",
         )
+    return claim
+
+
+def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
+    """Return what a claim has of one driver; None: it is not allocated."""
+    allocation = found.status.allocation if found.status else None
+    if allocation is None or allocation.devices is None:
+        return None
     return ResourceClaim(
-        uid=uid,
-        namespace=namespace,
-        name=name,
+        uid=found.metadata.uid,
+        namespace=found.metadata.namespace,
+        name=found.metadata.name,
+        driver=driver,
         devices=tuple(
             AllocatedDevice(
                 request=each.request,
@@ -152,6 +153,12 @@ async def read_claim(
         ),
         capacities=_capacities(found.spec),
     )
+
+
+def allocated_claim(item: ClaimObject) -> ResourceClaim | None:
+    """Return a claim as far as it has devices of a driver of ours; None: it has none."""
+    claims = (_served(item, driver) for driver in DRIVERS)
+    return next((each for each in claims if each is not None and each.devices), None)
 
 
 def _parameters(
@@ -278,7 +285,7 @@ def _prepared(prepared: PreparedDevice, driver: str) -> dict[str, Any]:
     }
 
 
-async def _find(api: Api, *, namespace: str, name: str, uid: str) -> _Claim | None:
+async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject | None:
     """Return a claim; None: it is gone, or another one has its name."""
     path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
     found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
@@ -294,6 +301,23 @@ def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
             asked = kind.capacity.requests if kind.capacity is not None else None
             named[name] = frozenset(asked or ())
     return named
+
+
+async def until_served(api: Api, *, on_absent: Callable[[], None] = lambda: None) -> None:
+    """Return once the server has the API: it may be upgraded. `on_absent`: it lacks it."""
+    backoff = Backoff()
+    while True:
+        try:
+            if await find(api, API, _ANY, asked=f"look for {API}") is not None:
+                return
+            on_absent()
+            wait_s = _ABSENT_S
+        except KubeError as error:
+            wait_s = backoff.next(at_least_s=error.retry_after_s)
+        await asyncio.sleep(wait_s)
+
+
+_ANY = msgspec.json.Decoder(dict[str, Any])
 
 
 # ---- slices --------------------------------------------------------------------------------------
@@ -362,18 +386,6 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 "controller": True,
             }
             self._following.signal.notify()
-
-    async def until_served(self) -> None:
-        """Return once the server has the API: it may be upgraded."""
-        backoff = Backoff()
-        while True:
-            try:
-                if await find(self._api, API, _ANY, asked=f"look for {API}") is not None:
-                    return
-                wait_s = _ABSENT_S
-            except KubeError as error:
-                wait_s = backoff.next(at_least_s=error.retry_after_s)
-            await asyncio.sleep(wait_s)
 
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
@@ -494,7 +506,6 @@ class OwnSlices(Followed[_Slice, _Stored]):
         return f"{self._node}-{self._driver}-{number:02d}"
 
 
-_ANY = msgspec.json.Decoder(dict[str, Any])
 _SLICE = msgspec.json.Decoder(_Slice)
 _FIXED: Final = {"driver", "nodeName", "pool"}
 

@@ -222,6 +222,8 @@ def _resize(pod: ClusterPod, live: LiveCluster, book: Book) -> list[Refusal]:
     """
     for node in live.nodes:
         book.node_put(node)
+    for claim in live.claims:
+        book.claim_put(claim)
     for other in live.pods:
         if other.booking is not None:
             book.cluster.book(other.booking)
@@ -241,6 +243,8 @@ def _fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None
     """Add all nodes, the other pods' bookings, and what is reserved for nominated pods."""
     for node in live.nodes:
         cluster.put(node)
+    for claim in live.claims:
+        cluster.book(claim)
     for other in sorted(live.pods, key=lambda one: (one.created, one.need.uid)):
         if other.booking is not None and other.need.uid != pod.uid:
             cluster.book(other.booking)

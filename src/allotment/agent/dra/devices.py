@@ -22,6 +22,10 @@ from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
     DevicePart,
+    gpu_names,
+    monitor_name,
+    slice_name,
+    whole_name,
 )
 from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
@@ -47,8 +51,6 @@ _MOST_DEVICES: Final = 64
 """Of a slice whose devices have taints or counters (resource.k8s.io/v1, types.go)."""
 _MOST_SETS: Final = 8
 """Counter sets of a slice."""
-_PREFIX: Final = "GPU-"
-_SHORT: Final = 8
 _LONGEST_VALUE: Final = 63
 _MEDIA: Final = "media"
 
@@ -110,7 +112,7 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: boo
 
     `is_nvidias`: with the types of devices of NVIDIA's driver.
     """
-    names = _names([each.device.uuid for each in gpus])
+    names = gpu_names([each.device.uuid for each in gpus])
     found: dict[str, PoolDevice] = {}
     sets = []
     for gpu in gpus:
@@ -132,15 +134,6 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: boo
         for at in range(0, len(documents), _MOST_DEVICES)
     ]
     return Pool(devices=found, slices=tuple(slices))
-
-
-def _names(uuids: Sequence[str]) -> Mapping[str, str]:
-    """Return a name for each GPU: the start of its UUID, as long as it has to be."""
-    bare = {uuid: uuid.removeprefix(_PREFIX).lower() for uuid in uuids}
-    length = _SHORT
-    while len({text[:length] for text in bare.values()}) < len(bare):
-        length += 1
-    return {uuid: f"gpu-{text[:length].strip('-')}" for uuid, text in bare.items()}
 
 
 def _counters(gpu: GpuState) -> Mapping[str, int]:
@@ -237,10 +230,10 @@ def _ways(
             ),
         )
     yield PoolDevice(
-        name=f"{name}-whole",
+        name=whole_name(name),
         part=DevicePart(uuid=device.uuid, is_whole=True),
         document=_document(
-            f"{name}-whole",
+            whole_name(name),
             {**common, "type": DeviceType.GPU},
             {
                 MEMORY_CAPACITY: {"value": format_quantity(device.memory_bytes)},
@@ -252,10 +245,10 @@ def _ways(
     )
     # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
     yield PoolDevice(
-        name=f"{name}-monitor",
+        name=monitor_name(name),
         part=DevicePart(uuid=device.uuid, is_monitor=True),
         document=_document(
-            f"{name}-monitor",
+            monitor_name(name),
             {**common, "type": DeviceType.MONITOR},
             {},
             (),
@@ -268,17 +261,16 @@ def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[
     """Yield the places for MIG slices."""
     device, taken = gpu.device, _taken(gpu)
     for profile, start in _places(gpu):
-        word = re.sub(r"[^a-z0-9]+", "-", profile.name).strip("-")
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
         if _is_scarce(profile):
             slots[_MEDIA] = 1
         place = MigPlace(profile.name, start)
         is_free = _is_free(gpu, profile, start)
         yield PoolDevice(
-            name=f"{name}-mig-{word}-{start}",
+            name=slice_name(name, place),
             part=DevicePart(uuid=device.uuid, slice=place),
             document=_document(
-                f"{name}-mig-{word}-{start}",
+                slice_name(name, place),
                 {
                     **common,
                     "type": DeviceType.MIG,

@@ -10,7 +10,6 @@ claim has one share for each of its requests, whichever containers and pods use 
 
 import asyncio
 import contextlib
-import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,14 +31,12 @@ from allotment.agent.node_state import NodeState
 from allotment.agent.protocols import Reports
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
+from allotment.dialects.foreign.claim_bookings import request_of, sharing_of
 from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
-from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
-    COMPUTE_CAPACITY,
     AllocatedDevice,
-    ClaimSharing,
     DevicePart,
-    request_for,
+    ResourceClaim,
 )
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
@@ -47,9 +44,9 @@ from allotment.kube.nodes import OwnNode
 from allotment.kube.resource_claims import (
     OwnSlices,
     PreparedDevice,
-    ResourceClaim,
     is_allocated,
     read_claim,
+    until_served,
     write_prepared,
 )
 from allotment.kube.watching import Signal
@@ -59,7 +56,7 @@ from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
 from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
@@ -133,7 +130,7 @@ class ResourceDriver:
 
     async def run(self) -> NoReturn:
         """Serve the kubelet and keep the node's slices, where the API server has them."""
-        await self._slices.until_served()
+        await until_served(self._api)
         while self._read is None:
             try:
                 self._read = await asyncio.to_thread(self._facts)
@@ -324,7 +321,7 @@ class ResourceDriver:
         """Set the time slices that a claim's parameters name. Raises `AllotError`: none is kept."""
         try:
             for request, order in orders.items():
-                sharing = _sharing(claim, request, is_slice=bool(order.slices))
+                sharing = sharing_of(claim, request, is_slice=bool(order.slices))
                 if sharing is None or not traits_of(order.request.mode).is_time_sliced:
                     continue
                 wanted = TimeSlice(sharing.time_slice)
@@ -403,7 +400,7 @@ class ResourceDriver:
         """Make a claim's shares; return that of each request. Raises `AllotError`."""
         orders = {
             request: self._order(claim, request, group)
-            for request, group in _requests(claim, is_admin=False).items()
+            for request, group in claim.requests().items()
         }
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         await self._slice_time(claim, orders)
@@ -413,10 +410,10 @@ class ResourceDriver:
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
         names = {}
-        for request, group in _requests(claim, is_admin=True).items():
+        for request, group in claim.requests(is_admin=True).items():
             uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
             gpus = [self._state.devices[uuid] for uuid in uuids]
-            monitor = _share_id(claim, request)
+            monitor = claim.share_id(request)
             owner = _owner(claim, request, driver=self._driver)
             await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
             names[request] = f"{MONITOR_KIND}={monitor}"
@@ -448,28 +445,16 @@ class ResourceDriver:
         self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
     ) -> ShareOrder:
         parts = self._parts(claim, request, group)
-        is_slice = any(part.slice is not None for _, part in parts)
-        wanted = request_for(
-            parts,
-            [each for each in claim.parameters_of(request) if not is_nvidias(each)],
-            asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
-            sharing=_sharing(claim, request, is_slice=is_slice),
-        )
         uuids = tuple(part.uuid for _, part in parts)
         return ShareOrder(
-            id=_share_id(claim, request),
+            id=claim.share_id(request),
             owner=_owner(claim, request, driver=self._driver),
-            request=wanted,
+            request=request_of(claim, request, parts),
             devices=uuids,
             slices=tuple(part.slice for _, part in parts if part.slice is not None),
             candidates=uuids,
             injection=Injection.CDI,
         )
-
-
-def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimSharing | None:
-    """Return how a request's device is shared, by NVIDIA's parameters. Raises `UsageError`."""
-    return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
 
 
 def gpus_of(
@@ -530,19 +515,6 @@ def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
             "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
         }
     return data
-
-
-def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:
-    """Return the devices of each request: of monitors, or of the others."""
-    groups: dict[str, list[AllocatedDevice]] = {}
-    for each in claim.devices:
-        if each.is_admin is is_admin:
-            groups.setdefault(each.request, []).append(each)
-    return groups
-
-
-def _share_id(claim: ResourceClaim, request: str) -> ShareId:
-    return ShareId(hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()[:12])
 
 
 def _owner(claim: ResourceClaim, request: str, *, driver: str) -> Owner:
