@@ -110,7 +110,7 @@ async def read_cluster(
     problems: list[str] = []
     nodes = []
     others = []
-    for node in await _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
+    for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             inventory = inventory_of(node)
         except UsageError as error:
@@ -121,7 +121,7 @@ async def read_cluster(
         else:
             nodes.append(inventory)
     pods = []
-    for item in await _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+    for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue
@@ -164,7 +164,7 @@ async def _claims(
 ) -> tuple[PodBooking, ...]:
     """Return what claims take that their nodes do not count; none of a server without claims."""
     try:
-        items = await _listed(api, CLAIMS, ClaimObject, asked="list resourceclaims")
+        items = await listed(api, CLAIMS, ClaimObject, asked="list resourceclaims")
     except ObjectMissingError:
         return ()
     except DeniedError as error:
@@ -195,7 +195,7 @@ def _with_devices(
     return replace(pod, booking=replace(pod.booking, containers=usage.containers))
 
 
-async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+async def listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
     """Return a whole list; list again if it expired between two pages."""
     decoder = decoder_of_lists(kind)
     params = {"limit": str(_PAGE)}

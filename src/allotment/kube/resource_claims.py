@@ -25,7 +25,7 @@ from allotment.model.errors import StateError, UsageError
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/resourceclaims"
 """Of all namespaces."""
-_SLICES: Final = f"{API}/resourceslices"
+SLICES: Final = f"{API}/resourceslices"
 DRIVERS: Final = (DRIVER, NVIDIAS_DRIVER)
 """The names that Allotment's driver has by its configuration."""
 _ABSENT_S: Final = 300.0
@@ -68,28 +68,69 @@ class _Allocation(Narrow):
     devices: _Devices | None = None
 
 
+class _User(Narrow):
+    resource: str = ""
+    name: str = ""
+
+
 class _Status(Narrow):
     allocation: _Allocation | None = None
     devices: list[dict[str, Any]] | None = None
+    reserved_for: list[_User] | None = None
 
 
 class _Capacity(Narrow):
     requests: dict[str, str] | None = None
 
 
-class _Exact(Narrow):
+class Cel(Narrow):
+    """A condition on devices."""
+
+    expression: str = ""
+
+
+class Selector(Narrow):
+    """Of a request or a device class."""
+
+    cel: Cel | None = None
+
+
+class Toleration(Narrow):
+    """Of a device's taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class RequestedDevices(Narrow):
+    """An exact request, or an alternative with its name."""
+
     name: str = ""
+    device_class_name: str = ""
+    count: int | None = None
+    allocation_mode: str = ""
+    admin_access: bool | None = None
+    selectors: list[Selector] | None = None
+    tolerations: list[Toleration] | None = None
     capacity: _Capacity | None = None
+
+    @property
+    def amounts(self) -> Mapping[str, str]:
+        """The capacities that it names."""
+        return (self.capacity.requests if self.capacity else None) or {}
 
 
 class _Request(Narrow):
     name: str = ""
-    exactly: _Exact | None = None
-    first_available: list[_Exact] | None = None
+    exactly: RequestedDevices | None = None
+    first_available: list[RequestedDevices] | None = None
 
 
 class _Requests(Narrow):
     requests: list[_Request] | None = None
+    constraints: list[dict[str, Any]] | None = None
 
 
 class _Spec(Narrow):
@@ -102,6 +143,21 @@ class ClaimObject(Narrow):
     metadata: Metadata
     spec: _Spec | None = None
     status: _Status | None = None
+
+    def requests(self) -> Iterator[tuple[str, RequestedDevices]]:
+        """Yield its requests, `REQUEST` or `REQUEST/ALTERNATIVE`."""
+        for request in (
+            self.spec.devices.requests if self.spec and self.spec.devices else None
+        ) or ():
+            if request.exactly is not None:
+                yield request.name, request.exactly
+            for each in request.first_available or ():
+                yield f"{request.name}/{each.name}", each
+
+    def results(self) -> Sequence[_Result]:
+        """Return its allocated devices, of all drivers."""
+        allocation = self.status.allocation if self.status else None
+        return (allocation.devices.results if allocation and allocation.devices else None) or ()
 
 
 _CLAIM = msgspec.json.Decoder(ClaimObject)
@@ -145,13 +201,13 @@ def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
                 is_admin=bool(each.admin_access),
                 consumed=each.consumed_capacity or {},
             )
-            for each in allocation.devices.results or ()
+            for each in found.results()
             if each.driver == driver
         ),
         parameters=tuple(
             _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
-        capacities=_capacities(found.spec),
+        capacities={name: frozenset(each.amounts) for name, each in found.requests()},
     )
 
 
@@ -223,9 +279,8 @@ async def is_allocated(
 ) -> bool:
     """Return whether a claim exists and has devices of a driver's pool. Raises `KubeError`."""
     found = await _find(api, namespace=namespace, name=name, uid=uid)
-    allocation = found.status.allocation if found and found.status else None
-    results = allocation.devices.results if allocation and allocation.devices else None
-    return any((each.driver, each.pool) == (driver, pool) for each in results or ())
+    results = found.results() if found is not None else ()
+    return any((each.driver, each.pool) == (driver, pool) for each in results)
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,17 +347,6 @@ async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject
     return found if found is not None and found.metadata.uid == uid else None
 
 
-def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
-    named = {}
-    for request in (spec.devices.requests if spec and spec.devices else None) or ():
-        kinds = [(request.name, request.exactly)] if request.exactly is not None else []
-        kinds += [(f"{request.name}/{each.name}", each) for each in request.first_available or ()]
-        for name, kind in kinds:
-            asked = kind.capacity.requests if kind.capacity is not None else None
-            named[name] = frozenset(asked or ())
-    return named
-
-
 async def until_served(api: Api, *, on_absent: Callable[[], None] = lambda: None) -> None:
     """Return once the server has the API: it may be upgraded. `on_absent`: it lacks it."""
     backoff = Backoff()
@@ -355,7 +399,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
             api,
             Subject(
                 name=f"ResourceSlices of node {node}",
-                path=_SLICES,
+                path=SLICES,
                 fields={"spec.driver": driver, "spec.nodeName": node},
                 item=_Slice,
                 convert=_stored,
@@ -460,7 +504,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
         for each in surplus:
             asked = f"delete ResourceSlice {each.name}"
             try:
-                await self._api.delete(f"{_SLICES}/{each.name}", uid=each.uid, asked=asked)
+                await self._api.delete(f"{SLICES}/{each.name}", uid=each.uid, asked=asked)
             except (ObjectMissingError, ConflictError):
                 continue  # the watch tells
 
@@ -478,14 +522,14 @@ class OwnSlices(Followed[_Slice, _Stored]):
         if name in stored:
             empty = {key: None for key in _content(stored[name].spec) if key not in content}
             answer = await self._api.patch(
-                f"{_SLICES}/{name}",
+                f"{SLICES}/{name}",
                 {"spec": {**empty, **content, "pool": pool}},
                 asked=f"change ResourceSlice {name}",
                 kind=PatchKind.MERGE,
             )
         else:
             answer = await self._api.create(
-                _SLICES,
+                SLICES,
                 {
                     "apiVersion": "resource.k8s.io/v1",
                     "kind": "ResourceSlice",
