@@ -214,7 +214,7 @@ def test_what_an_allocated_claim_has() -> None:
     ],
 )
 def test_comparisons_with_fixed_values_are_evaluated(expression: str, answer: object) -> None:
-    attributes = {
+    attributes: dict[str, dict[str, Any]] = {
         "type": {"string": "share"},
         "numaNode": {"int": 1},
         "resource.kubernetes.io/pciBusID": {"string": "0000:07:00.0"},

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mig_profiles import profiles
 from scheduler_twin import cluster_pod
@@ -84,7 +86,7 @@ UUID = "GPU-4a0ae330-0000"
 NAME = "gpu-4a0ae330"
 
 
-def claim(device: str = NAME, **fields: object) -> ResourceClaim:
+def claim(device: str = NAME, **fields: Any) -> ResourceClaim:  # noqa: ANN401
     consumed = {"memory": "60Gi", "compute": "30"}
     devices = (AllocatedDevice(request="gpu", pool="n1", device=device, consumed=consumed),)
     capacities = {"gpu": frozenset(("memory", "compute"))}
@@ -94,7 +96,7 @@ def claim(device: str = NAME, **fields: object) -> ResourceClaim:
     return replace(made, **fields)
 
 
-def node(**fields: object) -> NodeInventory:
+def node(**fields: Any) -> NodeInventory:  # noqa: ANN401
     device = NodeDevice(uuid=UUID, model="A100", memory_bytes=79 * GIB)
     return NodeInventory(
         name="n1", devices=(replace(device, **fields),), cpu_milli=64000, memory_bytes=512 * GIB
