@@ -36,7 +36,7 @@ from allotment.kube.objects import (
     requests_of,
     to_pod,
 )
-from allotment.kube.resource_claims import CLAIMS, ClaimObject, allocated_claim, until_served
+from allotment.kube.resource_claims import CLAIMS, ClaimObject, followed_claim, until_served
 from allotment.kube.watching import Following, Signal, Subject
 from allotment.model.clusters import (
     NO_LABELS,
@@ -183,18 +183,18 @@ def _asks(item: PodObject) -> bool:
 
 
 ClaimListener = Callable[[PodUid, ResourceClaim | None], None]
-"""Receives the uid of each claim that was allocated or changed, or that has ended (None)."""
+"""Receives the uid of each claim that came or changed, or that has ended (None)."""
 
 
 class _ClaimFeed:
-    """The claims with devices of a driver of ours, of a server that has claims."""
+    """Claims that wait or have devices of a driver of ours, of a server that has claims."""
 
     def __init__(self, api: Api, tell: ClaimListener, *, backoff: Backoff | None) -> None:
         self._api = api
         self._is_absent = False
         self._claims: Following[ClaimObject, ResourceClaim | None] = Following(
             api,
-            Subject("resourceclaims", CLAIMS, ClaimObject, allocated_claim, page=_PAGE),
+            Subject("resourceclaims", CLAIMS, ClaimObject, followed_claim, page=_PAGE),
             backoff=backoff,
             on_change=lambda uid, claim: tell(PodUid(uid), claim),
         )

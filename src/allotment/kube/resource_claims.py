@@ -15,6 +15,7 @@ from allotment.dialects.own.resource_claims import (
     AllocatedDevice,
     Parameters,
     ResourceClaim,
+    WantedDevices,
 )
 from allotment.kube.clients import Api, Backoff, PatchKind, find
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
@@ -161,6 +162,26 @@ class ClaimObject(Narrow):
 
 
 _CLAIM = msgspec.json.Decoder(ClaimObject)
+
+
+def followed_claim(item: ClaimObject) -> ResourceClaim | None:
+    """Return a claim that waits, or that has devices of a driver of ours; None: another one."""
+    if item.status is not None and item.status.allocation is not None:
+        return allocated_claim(item)
+    return ResourceClaim(
+        uid=item.metadata.uid,
+        namespace=item.metadata.namespace,
+        name=item.metadata.name,
+        wanted=tuple(
+            WantedDevices(
+                request=name,
+                device_class=each.device_class_name,
+                count=each.count or 1,
+                amounts=each.amounts,
+            )
+            for name, each in item.requests()
+        ),
+    )
 
 
 async def read_claim(

@@ -204,6 +204,7 @@ class Scheduler:
             leads=self._may_write,
             receipts=self._receipts,
             tried=self._nominating.tried,
+            claims=self._keeper.claims.wanted,
         )
         self.webhook = self._webhook(api, dialects, reports)
         self._sharepods = self._sharepod_keeper(api)

@@ -364,7 +364,12 @@ def claim_feed(lists: Lists, told: dict[str, ResourceClaim | None]) -> ClusterFe
     )
 
 
-def test_allocated_claims_of_our_drivers_are_told(lists: Lists) -> None:
+def _devices(claim: ResourceClaim | None) -> int:
+    assert claim is not None
+    return len(claim.devices)
+
+
+def test_claims_that_wait_or_are_of_our_drivers_are_told(lists: Lists) -> None:
     told: dict[str, ResourceClaim | None] = {}
     feed = claim_feed(lists, told)
     waiting = {**claim_json("waiting"), "status": {}}
@@ -377,7 +382,13 @@ def test_allocated_claims_of_our_drivers_are_told(lists: Lists) -> None:
 
     async def test() -> None:
         await until(lambda: feed.is_synced)
-        assert sorted(each.name for each in told.values() if each is not None) == ["a", "b"]
+        assert sorted(each.name for each in told.values() if each) == ["a", "b", "waiting"]
+        waits = told["uid-waiting"]
+        assert waits is not None
+        assert waits.devices == ()
+        assert [(each.request, each.amounts) for each in waits.wanted] == [
+            ("gpu", {"memory": "4Gi"})
+        ]
         (first, second) = (told["uid-a"], told["uid-b"])
         assert first is not None
         assert second is not None
@@ -386,10 +397,10 @@ def test_allocated_claims_of_our_drivers_are_told(lists: Lists) -> None:
         assert first.capacities == {"gpu": frozenset(("memory",))}
         watch = lists.watches["resourceclaims"]
         watch.send({"type": "MODIFIED", "object": claim_json("waiting", version="11")})
-        await until(lambda: told.get("uid-waiting") is not None)
+        await until(lambda: _devices(told["uid-waiting"]) == 1)
         free = {**claim_json("a", version="12"), "status": {}}
         watch.send({"type": "MODIFIED", "object": free})
-        await until(lambda: told["uid-a"] is None)
+        await until(lambda: _devices(told["uid-a"]) == 0)
         watch.send({"type": "DELETED", "object": claim_json("b", "gpu.nvidia.com", "13")})
         await until(lambda: told["uid-b"] is None)
 

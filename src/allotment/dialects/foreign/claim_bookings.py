@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allocated ResourceClaim takes of a node's GPUs. Pure.
+"""What a ResourceClaim takes of a node's GPUs, or will take. Pure.
 
 The node makes a claim's shares from the same requests. Until a node's inventory counts a share, a
-scheduler counts it by the claim, in the same form as a pod.
+scheduler counts it by the claim, in the same form as a pod. For a claim that waits, it ranks nodes
+as for a pod that asks for the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
 from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
+    DRIVER,
+    MEMORY_CAPACITY,
     AllocatedDevice,
     ClaimSharing,
     DevicePart,
     ResourceClaim,
+    WantedDevices,
     part_named,
     request_for,
 )
@@ -25,9 +30,13 @@ from allotment.model.clusters import (
     PodBooking,
     WantedContainer,
 )
-from allotment.model.errors import UsageError
+from allotment.model.compute import DEFAULT_FLOOR, WHOLE, Compute
+from allotment.model.errors import QuantityError, UsageError
+from allotment.model.formats import format_bytes
+from allotment.model.modes import SOFT
 from allotment.model.pods import PodUid
-from allotment.model.requests import Request
+from allotment.model.quantities import MemoryAmount, parse_whole
+from allotment.model.requests import Request, whole_devices
 from allotment.placement.search import placed_container, slice_guarantee
 
 
@@ -94,3 +103,39 @@ def _placed(part: DevicePart, wanted: Request, devices: Mapping[str, NodeDevice]
         return PlacedDevice(part.uuid, 0)  # without a place the whole GPU counts as used
     guarantee = slice_guarantee(profile, device.mig)
     return PlacedDevice(part.uuid, profile.memory_bytes, guarantee, part.slice)
+
+
+def wanted_containers(claims: Iterable[ResourceClaim]) -> tuple[WantedContainer, ...]:
+    """Return what claims that wait will take, by the first of alternatives; empty: unknown.
+
+    A class is known by its name alone, and a request with an amount of memory is for a part.
+    """
+    containers: dict[str, WantedContainer] = {}
+    for claim in claims:
+        for each in claim.wanted:
+            name = f"{claim.name}/{each.request.partition('/')[0]}"
+            if name in containers:
+                continue
+            request = _wanted(each)
+            if request is None:
+                return ()
+            containers[name] = WantedContainer(name=name, request=request)
+    return tuple(containers.values())
+
+
+def _wanted(each: WantedDevices) -> Request | None:
+    if MEMORY_CAPACITY not in each.amounts:
+        is_whole = each.device_class in {DRIVER, NVIDIAS_DRIVER}
+        return whole_devices(each.count, mode=SOFT) if is_whole else None
+    try:
+        size = parse_whole(each.amounts[MEMORY_CAPACITY])
+        percent = parse_whole(each.amounts.get(COMPUTE_CAPACITY, "0"))
+    except QuantityError:
+        return None
+    guarantee = min(WHOLE, percent * WHOLE // 100)
+    return Request(
+        MemoryAmount(format_bytes(size), size_bytes=size),
+        count=each.count,
+        compute=Compute(guarantee, guarantee) if guarantee else Compute(),
+        floor=0 if COMPUTE_CAPACITY in each.amounts else DEFAULT_FLOOR,
+    )

@@ -94,14 +94,28 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         return not self.requests or bool({request, request.partition("/")[0]} & {*self.requests})
 
 
+class WantedDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a claim, as it was written."""
+
+    request: str
+    """`REQUEST`, or `REQUEST/ALTERNATIVE`."""
+    device_class: str
+    count: int = 1
+    amounts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Quantities, by capacity."""
+
+
 class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocated claim, as far as one driver serves it."""
+    """A claim, as far as one driver serves it."""
 
     uid: str
     namespace: str
     name: str
     driver: str = DRIVER
-    devices: tuple[AllocatedDevice, ...]
+    devices: tuple[AllocatedDevice, ...] = ()
+    """Empty: it is not allocated."""
+    wanted: tuple[WantedDevices, ...] = ()
+    """Its requests, while it is not allocated."""
     parameters: tuple[Parameters, ...] = ()
     """The class's first: later ones win."""
     capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)

@@ -131,6 +131,10 @@ def test_a_claim_that_no_node_has_prepared_counts_as_taken() -> None:
     assert not world.fits("20Gi")
     assert not world.fits("1Gi", **{"allotment.dev/gpu-compute": "80"})
     assert world.fits("19Gi", **{"allotment.dev/gpu-compute": "70"})
+    world.events.claim_changed(CLAIM, claim(devices=()))  # its pods have ended
+    assert world.fits("79Gi")
+    world.events.claim_changed(CLAIM, claim())
+    assert not world.fits("20Gi")
     world.events.claim_changed(CLAIM, None)
     assert world.fits("79Gi")
     world.book.cluster.check_invariants()
