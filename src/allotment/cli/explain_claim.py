@@ -47,11 +47,11 @@ def claim(
 ) -> None:
     """Show a ResourceClaim's devices and its share, or explain why it waits.
 
-    For a claim without devices it shows, for each request, the nodes with a device that fits, and
-    the other nodes grouped by reason, with the need and what they have. kube-scheduler allocates
-    claims: its rules for amounts, taints, counters and other claims are repeated here, for each
-    request by itself. Of selectors, comparisons with fixed values are evaluated. Others, and
-    constraints between devices, are named as not evaluated.
+    For a claim without devices it shows the nodes with a device that fits each request. The other
+    nodes are grouped by reason, with the need and what they have. kube-scheduler allocates claims.
+    Its rules for amounts, taints, counters and other claims are repeated here, for each request by
+    itself. Of selectors, comparisons with fixed values are evaluated. Others, and constraints
+    between devices, are named as not evaluated.
 
     Requires the rights to get resourceclaims and deviceclasses and to list resourceclaims and
     resourceslices. Nothing is changed.
