@@ -237,6 +237,7 @@ def explain_example() -> object:
         proposal=(asked,),
         refused=(RefusalGroup("no-gpu", "need a GPU, have no GPU", ("b",), "they are T4"),),
         others=("nvidia.com/gpu",),
+        claims=("mine",),
     )
     return explain_document(explanation, ["quotas: refused"])
 

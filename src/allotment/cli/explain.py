@@ -183,6 +183,7 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
         "policies_of_pod": explanation.is_own_policy,
         "containers": [_container(item) for item in explanation.containers],
         "other_resources": list(explanation.others),
+        "claims": list(explanation.claims),
         "obstacles": [
             {"kind": str(item.reason), "message": item.text, "hint": item.hint or None}
             for item in explanation.obstacles
@@ -271,6 +272,9 @@ def _lines(explanation: Explanation) -> Iterator[str]:
             else ""
         )
         yield f"It requests no part of a GPU from Allotment{others}."
+    for claim in explanation.claims:
+        where = f"{explanation.namespace}/{claim}"
+        yield f"  uses the ResourceClaim {claim}: see `allot explain claim {where}`"
 
 
 def _why(explanation: Explanation) -> str:

@@ -485,6 +485,22 @@ def explain_claim(config: Path, claim: dict[str, Any], *words: str) -> Result:
     return CliRunner().invoke(main, command)
 
 
+def test_a_pod_with_claims_names_them(config: Path) -> None:
+    using = pod("using")
+    using["spec"]["containers"] = [{"name": "main"}]
+    using["spec"]["resourceClaims"] = [
+        {"name": "one", "resourceClaimName": "quarter"},
+        {"name": "two", "resourceClaimTemplateName": "half"},
+        {"name": "late", "resourceClaimTemplateName": "half"},
+    ]
+    using["status"]["resourceClaimStatuses"] = [{"name": "two", "resourceClaimName": "using-two"}]
+    Server.answers["/api/v1/namespaces/ml/pods/using"] = using
+    shown = explain(config, "using").stdout
+    assert "uses the ResourceClaim quarter: see `allot explain claim ml/quarter`\n" in shown
+    found = json.loads(explain(config, "using", "-o", "json").stdout)
+    assert found["claims"] == ["quarter", "using-two"]
+
+
 def test_a_claim_that_waits(config: Path) -> None:
     shown = explain_claim(config, claimed())
     assert shown.exit_code == 0, shown.stderr
