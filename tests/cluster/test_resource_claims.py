@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -278,6 +280,14 @@ def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods)
     wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)
 
 
+def explained(pods: Pods, name: str) -> Json:
+    """What `allot explain claim` says."""
+    command = [*(sys.executable, "-m", "allotment", "explain", "claim", "-o", "json")]
+    command += [f"{pods.namespace}/{name}", "--kubeconfig", str(pods.cluster.kubeconfig)]
+    found: Json = json.loads(pods.cluster.node.run(command).stdout)
+    return found
+
+
 def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
     testbed_machine: None, tmp_path: Path
 ) -> None:
@@ -301,6 +311,11 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         def placed() -> set[str]:
             return {*placements(own.api.items(pods_path))}
 
+        assert explained(made, "first")["state"] == "allocated"
+        claim(made, "third", share(memory="60Gi"))
+        waits = explained(made, "third")
+        assert (waits["state"], waits["fitting"]) == ("pending", [])
+        assert "need 60Gi of memory on a device" in waits["requests"][0]["refused"][0]["message"]
         made.create(gpu_pod("large", memory="30Gi", compute=None))
         made.wait_event("large", reason="FailedScheduling")
         made.create(gpu_pod("small", memory="10Gi", compute=None))
@@ -309,6 +324,9 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         agent.again()
         for name in ("first", "second"):
             assert burnt(made, name).total_bytes == 60 * GIB
+        wait_until(lambda: explained(made, "first")["state"] == "prepared", "a status")
+        (device,) = explained(made, "first")["devices"]
+        assert (device["mode"], device["memory_limit_bytes"]) == ("soft", 60 * GIB)
         assert placed() == {"small"}
         own.api.delete(f"{pods_path}/first", gracePeriodSeconds="0")
         own.api.delete(f"{API}/namespaces/{made.namespace}/resourceclaims/first")

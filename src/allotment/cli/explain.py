@@ -272,9 +272,9 @@ def _lines(explanation: Explanation) -> Iterator[str]:
             else ""
         )
         yield f"It requests no part of a GPU from Allotment{others}."
-    for claim in explanation.claims:
-        where = f"{explanation.namespace}/{claim}"
-        yield f"  uses the ResourceClaim {claim}: see `allot explain claim {where}`"
+    for name in explanation.claims:
+        where = f"{explanation.namespace}/{name}"
+        yield f"  uses the ResourceClaim {name}: see `allot explain claim {where}`"
 
 
 def _why(explanation: Explanation) -> str:
