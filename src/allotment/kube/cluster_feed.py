@@ -20,7 +20,7 @@ from allotment.dialects.foreign.base import DIALECT, PASSED_OVER
 from allotment.dialects.own.placement import PLACEMENT, placement_of, read_booking
 from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.clients import Api, Backoff, read
-from allotment.kube.errors import DeniedError, KubeError
+from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
 from allotment.kube.objects import (
     ENDED,
@@ -186,12 +186,16 @@ ClaimListener = Callable[[PodUid, ResourceClaim | None], None]
 """Receives the uid of each claim that came or changed, or that has ended (None)."""
 
 
+_REFUSALS = (DeniedError, ObjectMissingError)
+
+
 class _ClaimFeed:
     """Claims that wait or have devices of a driver of ours, of a server that has claims."""
 
     def __init__(self, api: Api, tell: ClaimListener, *, backoff: Backoff | None) -> None:
         self._api = api
-        self._is_absent = False
+        self.is_synced = False
+        """Also without claims: the server lacks them, or this account may not list them."""
         self._claims: Following[ClaimObject, ResourceClaim | None] = Following(
             api,
             Subject("resourceclaims", CLAIMS, ClaimObject, followed_claim, page=_PAGE),
@@ -200,23 +204,22 @@ class _ClaimFeed:
         )
 
     async def run(self) -> NoReturn:
-        await until_served(self._api, on_absent=self._set_absent)
-        self._is_absent = False
-        await self._claims.run()
+        await until_served(self._api, on_absent=self._settle)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._claims.run())
+            async for _ in self.signal.changes():
+                if self._claims.is_synced or isinstance(self.problem, _REFUSALS):
+                    break
+            self._settle()
+        raise AssertionError("watches never end")
 
-    def _set_absent(self) -> None:
-        self._is_absent = True
+    def _settle(self) -> None:
+        self.is_synced = True
         self.signal.notify()
 
     @property
     def signal(self) -> Signal:
         return self._claims.signal
-
-    @property
-    def is_synced(self) -> bool:
-        """Also without claims: the server lacks them, or this account may not list them."""
-        is_denied = isinstance(self.problem, DeniedError)
-        return self._claims.is_synced or self._is_absent or is_denied
 
     @property
     def problem(self) -> KubeError | None:

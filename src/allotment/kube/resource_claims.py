@@ -18,7 +18,7 @@ from allotment.dialects.own.resource_claims import (
     WantedDevices,
 )
 from allotment.kube.clients import Api, Backoff, PatchKind, find
-from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
+from allotment.kube.errors import ConflictError, DeniedError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
@@ -84,16 +84,10 @@ class _Capacity(Narrow):
     requests: dict[str, str] | None = None
 
 
-class Cel(Narrow):
-    """A condition on devices."""
-
-    expression: str = ""
-
-
 class Selector(Narrow):
     """Of a request or a device class."""
 
-    cel: Cel | None = None
+    cel: dict[str, str] | None = None
 
 
 class Toleration(Narrow):
@@ -369,7 +363,10 @@ async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject
 
 
 async def until_served(api: Api, *, on_absent: Callable[[], None] = lambda: None) -> None:
-    """Return once the server has the API: it may be upgraded. `on_absent`: it lacks it."""
+    """Return once the server has the API: it may be upgraded.
+
+    `on_absent` is called when it lacks it, or does not say.
+    """
     backoff = Backoff()
     while True:
         try:
@@ -378,6 +375,8 @@ async def until_served(api: Api, *, on_absent: Callable[[], None] = lambda: None
             on_absent()
             wait_s = _ABSENT_S
         except KubeError as error:
+            if isinstance(error, DeniedError):
+                on_absent()
             wait_s = backoff.next(at_least_s=error.retry_after_s)
         await asyncio.sleep(wait_s)
 

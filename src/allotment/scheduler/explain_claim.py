@@ -31,6 +31,7 @@ from allotment.kube.resource_claims import (
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.quantities import parse_whole
+from allotment.model.structs import replace
 from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped, refuse
 
 _EFFECTS: Final = frozenset(("NoSchedule", "NoExecute"))
@@ -345,7 +346,7 @@ def _judged(
     found = evidence.classes.get(asked.device_class_name)
     if found is None:
         problem = f"there is no device class {asked.device_class_name}"
-        return msgspec.structs.replace(request, problem=problem)
+        return replace(request, problem=problem)
     expressions = [*_expressions(found.spec.selectors), *request.selectors]
     unknown: dict[str, None] = {}
     used = _used(evidence)
@@ -371,7 +372,7 @@ def _judged(
             refused[pool.name] = _closest(why, fits, needed)
     for name in fitting:
         refused.pop(name, None)
-    return msgspec.structs.replace(
+    return replace(
         request,
         fitting=tuple(fitting),
         refused=tuple(grouped(refused)) if refused else (),
@@ -507,7 +508,7 @@ _TERM: Final = re.compile(
 def _expressions(selectors: Sequence[Selector] | None) -> Iterator[str]:
     for each in selectors or ():
         if each.cel is not None:
-            yield " ".join(each.cel.expression.split())
+            yield " ".join(each.cel.get("expression", "").split())
 
 
 def is_selected(

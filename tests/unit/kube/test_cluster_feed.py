@@ -168,7 +168,7 @@ class Lists:
         self.nodes: list[dict[str, Any]] = []
         self.claims: list[dict[str, Any]] | None = None
         """None: the server has no such API."""
-        self.may_list_claims = True
+        self.claims_status = self.discovery_status = 200
         self.version = "10"
         self.watches: dict[str, Watch] = {}
 
@@ -181,9 +181,9 @@ class Lists:
             if self.claims is None:
                 return answered({"code": 404, "message": "not found"}, 404)
             if kind == "v1":
-                return answered({"kind": "APIResourceList"})
-            if not self.may_list_claims:
-                return answered({"code": 403, "message": "forbidden"}, 403)
+                return answered({"kind": "APIResourceList"}, self.discovery_status)
+            if self.claims_status != 200:
+                return answered({"code": self.claims_status, "message": "no"}, self.claims_status)
         lists = {"pods": self.pods, "nodes": self.nodes, "resourceclaims": self.claims}
         items = lists[kind]
         metadata = {"resourceVersion": self.version}
@@ -419,14 +419,27 @@ def test_a_server_without_claims_is_followed_as_it_is(lists: Lists) -> None:
     run(feed.run(), test())
 
 
+def test_a_server_that_does_not_say_what_it_has_is_followed_without_claims(lists: Lists) -> None:
+    feed = claim_feed(lists, {})
+    lists.claims, lists.discovery_status = [], 403
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+
+    run(feed.run(), test())
+
+
 def test_without_the_right_to_list_claims_the_rest_is_followed(lists: Lists) -> None:
     feed = claim_feed(lists, {})
-    lists.claims, lists.may_list_claims = [], False
+    lists.claims, lists.claims_status = [], 403
 
     async def test() -> None:
         await until(lambda: feed.is_synced)
         await feed.wait_synced()
         (problem,) = feed.problems
         assert "resourceclaims" in problem.message
+        lists.claims_status = 503  # the server is away: what was known is still good enough
+        await until(lambda: [each.status for each in feed.problems] == [503])
+        assert feed.is_synced
 
     run(feed.run(), test())
