@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from mig_profiles import profiles
 from scheduler_twin import cluster_pod
 from structlog.testing import capture_logs
@@ -204,3 +206,62 @@ def test_what_takes_nothing_is_not_counted(other: ResourceClaim) -> None:
     world = Claims(node())
     world.events.claim_changed(CLAIM, other)
     assert world.fits("79Gi")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["allocate", "prepare", "unprepare", "free", "leave", "return"]),
+            st.integers(0, 1),
+        ),
+        min_size=10,
+        max_size=40,
+    )
+)
+@example([("allocate", 0), ("prepare", 0), ("free", 0), ("unprepare", 0)])
+@example([("prepare", 0), ("leave", 0), ("allocate", 0), ("return", 0)])
+def test_each_claim_counts_once_whatever_is_heard_first(steps: list[tuple[str, int]]) -> None:
+    """A claim that is allocated, prepared or both: its node may report before the watch does."""
+    world = Claims(node())
+    claims = [
+        replace(
+            claim(),
+            uid=f"c{number}",
+            name=f"c{number}",
+            devices=(
+                replace(
+                    claim().devices[0], consumed={"memory": f"{1 << number}Gi", "compute": "0"}
+                ),
+            ),
+        )
+        for number in range(2)
+    ]
+    allocated, prepared = set[int](), set[int]()
+    is_there = True
+    for step, number in steps:
+        uid = PodUid(f"c{number}")
+        match step:
+            case "allocate":
+                allocated.add(number)
+                world.events.claim_changed(uid, claims[number])
+            case "free":
+                allocated.discard(number)
+                world.events.claim_changed(uid, None)
+            case "prepare":
+                prepared.add(number)
+            case "unprepare":
+                prepared.discard(number)
+            case _:
+                is_there = step == "return"
+        taken = TakenPart(sum(GIB << each for each in prepared), 0, len(prepared), "soft")
+        names = frozenset(claims[each].share_id("gpu") for each in prepared)
+        if is_there:
+            world.events.node_put(
+                replace(node(taken=taken if prepared else TakenPart()), claims=names)
+            )
+            (load,) = world.book.cluster.nodes["n1"].loads
+            assert load.fixed == sum(GIB << each for each in allocated | prepared)
+            assert load.shares == len(allocated | prepared)
+        else:
+            world.events.node_dropped("n1")
+        world.book.cluster.check_invariants()
