@@ -22,7 +22,7 @@ from allotment.model.clusters import (
     PodBooking,
     TakenPart,
 )
-from allotment.model.mig import MigPlace
+from allotment.model.mig import MigHold, MigPlace, MigSlice
 from allotment.model.pods import Pod, PodUid
 from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
@@ -190,6 +190,15 @@ def test_a_slice_takes_its_place() -> None:
     (placed,) = world.booked()
     assert (placed.slice, placed.guarantee) == (MigPlace("3g.40gb", 4), 4285)
     assert not world.fits("1Gi")  # a GPU with slices has no other mode
+    world.book.cluster.check_invariants()
+    (profile,) = (each for each in mig.profiles if each.name == "3g.40gb")
+    cut = MigSlice(profile=profile.number, start=4, size=profile.size, hold=MigHold.USED)
+    inventory = node(modes=("mig", "soft"), mig=replace(mig, slices=(cut,)))
+    world.events.node_put(inventory)  # the slice is cut, and its share not reported yet
+    assert not world.fits("1Gi")
+    world.book.cluster.check_invariants()
+    world.events.node_put(replace(inventory, claims=frozenset((claim().share_id("gpu"),))))
+    assert world.booked() == ()
     world.book.cluster.check_invariants()
 
 
