@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.kube.clients import Api, PatchKind, connect
-from allotment.kube.errors import DeniedError
+from allotment.kube.errors import ConflictError, DeniedError, KubeError
 from allotment.kube.policies import exists
 
 NAMESPACE = "allotment-system"
@@ -232,6 +232,102 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
             path = f"/api/v1/namespaces/default/pods/{each['name']}"
             cluster.api.delete(path, gracePeriodSeconds="0")
         cluster.api.delete(other)
+
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+OURS, NVIDIAS = "gpu.allotment.dev", "gpu.nvidia.com"
+
+
+def slice_of(node: str, driver: str, pool: str, name: str) -> Document:
+    """The slice of one device, whose pods a taint would evict."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": pool, "generation": 9, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0"}],
+        },
+    }
+
+
+def allocated(api: Admin, name: str, node: str, driver: str) -> Document:
+    """A claim that has a device of a node."""
+    exactly = {"deviceClassName": driver}
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    }
+    made = api.post(CLAIMS, document)
+    device = {"request": "gpu", "driver": driver, "pool": node, "device": "gpu-0"}
+    where = {"key": "metadata.name", "operator": "In", "values": [node]}
+    allocation = {
+        "devices": {"results": [device]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [where]}]},
+    }
+    api.patch(f"{CLAIMS}/{name}/status", {"status": {"allocation": allocation}})
+    return made
+
+
+def ready(node: str, driver: str) -> Document:
+    return {"devices": [{"driver": driver, "pool": node, "device": "gpu-0"}]}
+
+
+def refusal(config: Path, change: Callable[[Api], Awaitable[object]]) -> str:
+    """Why the agent may not change something; empty: it may."""
+
+    async def tried_once() -> str:
+        async with connect(config) as api:
+            try:
+                await change(api)
+            except ConflictError:
+                return ""  # it is there already
+            except KubeError as error:
+                return error.message
+            return ""
+
+    return asyncio.run(tried_once())
+
+
+def test_an_agent_writes_its_own_pool_and_the_devices_of_its_claims_alone(
+    cluster: Cluster, installed: Callable[..., None], tmp_path: Path
+) -> None:
+    installed()
+    config = kubeconfig_of_its_token(cluster, the_pod(cluster), tmp_path / "config")
+    own, nic = cluster.node_name, "nic.example.com"
+
+    def slice_refused(*of: str) -> str:
+        document = slice_of(*of)
+        return refusal(config, lambda api: api.create(SLICES, document, asked="create"))
+
+    def status_refused(claim: str, status: Document) -> str:
+        path = f"{CLAIMS}/{claim}/status"
+        return refusal(config, lambda api: api.patch(path, {"status": status}, asked="patch"))
+
+    claims = [(node, driver) for node in (own, "another") for driver in (OURS, NVIDIAS)]
+    foreign = f"another-{OURS}-00"
+    try:
+        wait_until(lambda: slice_refused("another", OURS, "another", foreign), "the policy")
+        assert "own node alone" in slice_refused("another", OURS, "another", foreign)
+        assert "gpu.nvidia.com alone" in slice_refused(own, nic, own, f"{own}-{nic}-00")
+        assert "pool of its own node" in slice_refused(own, OURS, "another", f"{own}-{OURS}-00")
+        assert "pool of its own node" in slice_refused(own, OURS, own, foreign)
+        assert slice_refused(own, NVIDIAS, own, f"{own}-{NVIDIAS}-00") == ""
+        for node, driver in claims:
+            allocated(cluster.api, f"{node}-{driver}", node, driver)
+            assert bool(status_refused(f"{node}-{driver}", ready(node, driver))) == (node != own)
+            why = status_refused(f"{node}-{driver}", {"allocation": None})
+            assert "resourceclaims/binding" in why or "status alone" in why
+    finally:
+        for name in (foreign, f"{own}-{NVIDIAS}-00"):
+            cluster.api.delete(f"{SLICES}/{name}")
+        for node, driver in claims:
+            cluster.api.delete(f"{CLAIMS}/{node}-{driver}")
 
 
 async def is_enforced(config: Path, path: str) -> bool:

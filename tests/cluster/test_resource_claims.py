@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from claims import API, DRIVER, claim, claiming, install_classes, published, share
+from claims import API, DRIVER, claim, claiming, install_classes, published, share, written
 from installing import ROOT
 from scheduling import Scheduler, gpu_pod, placements, scheduler_config
 from stories import (
@@ -124,6 +124,19 @@ def test_requests_of_a_claim_are_shares_of_their_own(node: NodeAgent, pods: Pods
     assert burnt(pods, "pair", "one").total_bytes == 20 * GIB
     assert burnt(pods, "pair", "two").total_bytes == 2 * GIB
     assert len(node.shares()) == 2
+
+
+def test_one_container_may_use_requests_of_different_gpus(node: NodeAgent, pods: Pods) -> None:
+    """Two parts of one GPU are no GPU to its programs: a constraint keeps them apart."""
+    path = f"{API}/namespaces/{pods.namespace}/resourceclaims"
+    document = written("apart", share("large", memory="20Gi"), share("small", memory="2Gi"))
+    document["spec"]["devices"]["constraints"] = [{"distinctAttribute": f"{DRIVER}/uuid"}]
+    pods.cluster.api.post(path, document)
+    pods.create(claiming("apart", ["sh", "-c", LOOK], "apart"))
+    pods.wait_phase("apart", "Succeeded")
+    seen = pods.logs("apart")
+    assert all(uuid in seen for uuid in node.gpus())
+    assert len(node.gpus()) == 2
 
 
 def test_the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(

@@ -118,6 +118,9 @@ def test_slices_have_nvidias_class_and_profiles(cluster: Cluster, pods: Pods) ->
         found = [burnt(pods, "slices", name) for name in ("mig-0", "mig-1")]
         assert [each.total_bytes for each in found] == [SMALL_BYTES, SMALL_BYTES]
         assert {each.devices[0].profile for each in agent.shares()} == {SMALL}
+        # The API server takes no capacity of nothing: a GPU in MIG mode keeps its size.
+        cluster.api.delete(f"{API}/resourceslices")
+        wait_until(lambda: published(cluster, NVIDIAS), "the slices again", explain=agent.explain)
         pods.delete()
         wait_until(lambda: not agent.shares(), "end of the shares")
 

@@ -291,6 +291,7 @@ class _Agent:
             checkpoint=checkpoint,
         )
         self._facts = FactReader(machine=self._machine)
+        monitors = Monitors(folder, cdi_folder=settings.cdi_folder, sight=self._shares.sight)
         self._drivers = ResourceDrivers(
             lambda driver: ResourceDriver(
                 api,
@@ -299,13 +300,14 @@ class _Agent:
                 name=settings.node,
                 state=state,
                 tenants=self._tenants,
-                monitors=Monitors(folder, cdi_folder=settings.cdi_folder, sight=self._shares.sight),
+                monitors=monitors,
                 reports=self._reports,
                 facts=self._facts.read,
                 set_time_slice=partial(set_time_slice, machine=self._machine),
                 kubelet=settings.kubelet_socket.parent.parent,
             ),
             name=lambda: state.config.allotment.driver_name if state.config else None,
+            monitors=lambda: monitors.owners().values(),
         )
         self._inventory = InventoryPublisher(
             folder,

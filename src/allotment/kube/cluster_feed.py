@@ -19,7 +19,7 @@ from allotment.dialects.foreign.adoption import may_be_given
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER
 from allotment.dialects.own.placement import PLACEMENT, placement_of, read_booking
 from allotment.dialects.own.resource_claims import ResourceClaim
-from allotment.kube.clients import Api, Backoff, read
+from allotment.kube.clients import Api, Backoff, read, until_served
 from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
 from allotment.kube.objects import (
@@ -36,7 +36,7 @@ from allotment.kube.objects import (
     requests_of,
     to_pod,
 )
-from allotment.kube.resource_claims import CLAIMS, ClaimObject, followed_claim, until_served
+from allotment.kube.resource_claims import API, CLAIMS, ClaimObject, followed_claim
 from allotment.kube.watching import Following, Signal, Subject
 from allotment.model.clusters import (
     NO_LABELS,
@@ -204,7 +204,7 @@ class _ClaimFeed:
         )
 
     async def run(self) -> NoReturn:
-        await until_served(self._api, on_absent=self._settle)
+        await until_served(self._api, API, on_absent=self._settle)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._claims.run())
             async for _ in self.signal.changes():

@@ -18,7 +18,7 @@ from allotment.dialects.own.resource_claims import (
     WantedDevices,
 )
 from allotment.kube.clients import Api, Backoff, PatchKind, find
-from allotment.kube.errors import ConflictError, DeniedError, KubeError, ObjectMissingError
+from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
@@ -29,9 +29,9 @@ CLAIMS: Final = f"{API}/resourceclaims"
 SLICES: Final = f"{API}/resourceslices"
 DRIVERS: Final = (DRIVER, NVIDIAS_DRIVER)
 """The names that Allotment's driver has by its configuration."""
-_ABSENT_S: Final = 300.0
-"""Between two looks for an API that the server lacks."""
 _GATHER_S: Final = 0.02
+_TRIES: Final = 3
+"""To write a status whose claim changes meanwhile."""
 
 _log = structlog.get_logger(__name__)
 
@@ -318,6 +318,17 @@ async def write_prepared(
     refuses any status of a claim whose JSON was posted with spaces. Needs the verb
     `associated-node:patch` for resourceclaims/driver.
     """
+    for _ in range(_TRIES):
+        try:
+            return await _write_prepared(api, claim, devices, driver)
+        except ConflictError:
+            continue  # somebody reserves it at the same time
+    return await _write_prepared(api, claim, devices, driver)
+
+
+async def _write_prepared(
+    api: Api, claim: ResourceClaim, devices: Sequence[PreparedDevice], driver: str
+) -> None:
     found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
     if found is None:
         return
@@ -362,28 +373,6 @@ async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject
     return found if found is not None and found.metadata.uid == uid else None
 
 
-async def until_served(api: Api, *, on_absent: Callable[[], None] = lambda: None) -> None:
-    """Return once the server has the API: it may be upgraded.
-
-    `on_absent` is called when it lacks it, or does not say.
-    """
-    backoff = Backoff()
-    while True:
-        try:
-            if await find(api, API, _ANY, asked=f"look for {API}") is not None:
-                return
-            on_absent()
-            wait_s = _ABSENT_S
-        except KubeError as error:
-            if isinstance(error, DeniedError):
-                on_absent()
-            wait_s = backoff.next(at_least_s=error.retry_after_s)
-        await asyncio.sleep(wait_s)
-
-
-_ANY = msgspec.json.Decoder(dict[str, Any])
-
-
 # ---- slices --------------------------------------------------------------------------------------
 
 
@@ -414,7 +403,16 @@ class OwnSlices(Followed[_Slice, _Stored]):
     the pool a new generation, and until all slices have it a scheduler allocates nothing there.
     """
 
-    def __init__(self, api: Api, *, node: str, driver: str, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        *,
+        node: str,
+        driver: str,
+        backoff: Backoff | None = None,
+        on_refused: Callable[[KubeError], None] = lambda _: None,
+    ) -> None:
+        """`on_refused` is told what the server does not take."""
         super().__init__(
             api,
             Subject(
@@ -429,6 +427,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
         self._api = api
         self._node = node
         self._driver = driver
+        self._on_refused = on_refused
         self._owner: Mapping[str, Any] | None = None
         self._wanted: tuple[Content, ...] | None = None
         self._written: dict[str, tuple[Content, Mapping[str, Any]]] = {}
@@ -471,6 +470,8 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 await self._write()
             except KubeError as error:
                 _log.warning(error.message, hint=error.hint)
+                if not error.is_passing and not isinstance(error, ConflictError):
+                    self._on_refused(error)
                 await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
                 self._following.recheck()
                 self._following.signal.notify()

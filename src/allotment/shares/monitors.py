@@ -52,7 +52,7 @@ class Monitors:
             failpoint("monitor.begun")
             self._sweep()
             directory, spec = self._directory(monitor), self._spec(monitor)
-            if directory.exists() and spec.exists():
+            if spec.exists() and _shows(directory, devices):
                 return
             # Without its spec nothing uses the folder. It may be from before a power failure.
             content = self._sight(directory, directory / _VISIBLE, devices)
@@ -95,7 +95,7 @@ class Monitors:
         try:
             draft.mkdir(parents=True)
             visible = draft / _VISIBLE
-            visible.write_text("".join(f"{each.uuid}\n" for each in devices), "utf-8")
+            visible.write_text(_listed(devices), "utf-8")
             visible.chmod(0o644)
             (draft / _OWNER).write_bytes(msgspec.json.encode(owner))
             failpoint("monitor.drafted")
@@ -125,3 +125,15 @@ class Monitors:
 
     def _spec(self, monitor: ShareId) -> Path:
         return self._cdi / cdi.monitor_spec_name(monitor)
+
+
+def _listed(devices: Sequence[Device]) -> str:
+    return "".join(f"{each.uuid}\n" for each in devices)
+
+
+def _shows(directory: Path, devices: Sequence[Device]) -> bool:
+    """Whether a monitor is of these devices: its claim may have been allocated anew."""
+    try:
+        return (directory / _VISIBLE).read_text("utf-8") == _listed(devices)
+    except OSError:
+        return False

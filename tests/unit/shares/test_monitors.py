@@ -54,6 +54,17 @@ def test_its_container_sees_its_gpus_alone_and_has_no_shim(node: Node) -> None:
     assert node.specs() == [spec], "it is not the spec of a share that has ended"
 
 
+def test_a_claim_that_is_allocated_anew_sees_its_new_gpus(node: Node) -> None:
+    first, second = node.devices
+    monitors(node).show(ONE, WHOSE, [first])
+    monitors(node).show(ONE, WHOSE, [second])
+    (spec,) = node.specs()
+    assert (node.folder.monitors / ONE / "devices").read_text() == f"{second.uuid}\n"
+    before = spec.stat()
+    monitors(node).show(ONE, WHOSE, [second])
+    assert spec.stat() == before, "a repeated call finds it"
+
+
 def test_the_monitors_of_other_claims_stay(node: Node) -> None:
     other = replace(WHOSE, uid=PodUid("other"))
     monitors(node).show(ONE, WHOSE, node.devices)

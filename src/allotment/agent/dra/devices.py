@@ -17,10 +17,12 @@ import msgspec
 
 from allotment.agent.labels.features import architecture_family
 from allotment.agent.mig.state import CutGpu
+from allotment.agent.node_state import NodeState
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
+    SHARED_MODES,
     DevicePart,
     gpu_names,
     monitor_name,
@@ -31,9 +33,15 @@ from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.mig import MigPlace, MigProfile, MigSlice
+from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
+from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
+from allotment.model.shares import Share
 from allotment.model.structs import replace
-from allotment.modes import ledger_mode
+from allotment.modes import ledger_mode, traits_of
+from allotment.placement.mig.slots import TakenSlots, cover, loss, slots_of
+from allotment.shares.booking import booked
+from allotment.shares.mode_policy import ModePolicy, refusal
+from allotment.shares.record import LoadedShare
 
 TAKEN: Final = "allotment.dev/taken"
 """A taint: shares that are no claims' have some of the GPU."""
@@ -52,7 +60,10 @@ _MOST_DEVICES: Final = 64
 _MOST_SETS: Final = 8
 """Counter sets of a slice."""
 _LONGEST_VALUE: Final = 63
+_LONGEST_TEXT: Final = 64
+"""Of an attribute."""
 _MEDIA: Final = "media"
+_UNDIVIDED: Final = (EXCLUSIVE, TIMESLICE)
 
 
 class DeviceType(StrEnum):
@@ -95,6 +106,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """By shares that are no claims', without slices."""
     slices: tuple[MigSlice, ...] = ()
     """Slices that no claim has: of pods, of `allot run`, of other tools."""
+    allowed: ModePolicy | None = None
+    """The modes of new shares, by an administrator; None: all."""
     problem: str = ""
     """Why it takes nothing new."""
 
@@ -136,22 +149,79 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: boo
     return Pool(devices=found, slices=tuple(slices))
 
 
+def gpus_of(
+    state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None, *, driver: str
+) -> Sequence[GpuState]:
+    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits.
+
+    It counts the claims of `driver` itself. Those of a driver of another name are as other shares.
+    """
+    claims = {
+        each.id
+        for each in shares
+        if each.owner and each.owner.is_claim and each.owner.resource == driver
+    }
+    others = booked([each for each in shares if each.id not in claims])
+    everything = booked(shares)
+    by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
+    gpus = [each for each in state.devices.values() if each.slice_of is None]
+    reserved = state.reserved_whole()
+    parts = [part for each in shares for part in each.devices()]
+
+    def filled(uuid: str) -> int:
+        booking = everything.get(uuid)
+        whole = booking.memory if booking else 0
+        return whole + sum(part.memory_bytes for part in parts if part.gpu == uuid)
+
+    def slices(uuid: str) -> tuple[MigSlice, ...]:
+        cut = state.cut_gpus.get(uuid)
+        return tuple(
+            each
+            for each in (cut.slices if cut else ())
+            if each.hold is not MigHold.IDLE and each.holder not in claims
+        )
+
+    return [
+        GpuState(
+            device=gpu,
+            facts=by_uuid.get(gpu.uuid),
+            cut=state.cut_gpus.get(gpu.uuid),
+            taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
+            if (booking := others.get(gpu.uuid))
+            else TakenPart(),
+            slices=slices(gpu.uuid),
+            allowed=state.mode_policies.get(gpu.uuid),
+            problem=state.unusable.get(gpu.uuid, "")
+            or ("cordoned" if gpu.uuid in state.cordoned else "")
+            or reserved.get(gpu.uuid, ""),
+        )
+        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
+    ]
+
+
 def _counters(gpu: GpuState) -> Mapping[str, int]:
     """Return what the ways of giving a GPU exclude each other by."""
     if gpu.cut is None or not gpu.cut.profiles:
         return {"gpu": 1}
     slots = max(start + each.size for each in gpu.cut.profiles for start in each.starts)
     found = {f"memory-slice-{slot}": 1 for slot in range(slots)}
-    return {**found, _MEDIA: 1} if any(map(_is_scarce, gpu.cut.profiles)) else found
-
-
-def _is_scarce(profile: MigProfile) -> bool:
-    """Whether a GPU has media engines for one slice of this profile alone (`+me`)."""
-    return "+me" in profile.name
+    media = max((each.most for each in gpu.cut.profiles if each.has_media), default=0)
+    return {**found, _MEDIA: media} if media else found
 
 
 def _values(counters: Mapping[str, int]) -> Mapping[str, Any]:
     return {name: {"value": str(amount)} for name, amount in counters.items()}
+
+
+def _size(device: Device) -> int:
+    """Return what a GPU has for shares, also while it is in MIG mode."""
+    return (device.memory_bytes - device.reserved_bytes) // _MIB * _MIB
+
+
+def _kept(gpu: GpuState, *modes: str) -> Sequence[Mapping[str, str]]:
+    """Return the taint of devices of which an administrator allows none of the modes."""
+    reasons = [refusal(gpu.allowed, mode) for mode in modes]
+    return _taints(UNUSABLE, reasons[0] if all(reasons) else "")
 
 
 def _unusable(gpu: GpuState) -> Sequence[Mapping[str, str]]:
@@ -176,7 +246,7 @@ def _gpu(
     Its default is all memory, so that it keeps its size: a GPU with other shares is not given.
     """
     device = gpu.device
-    memory = device.allottable_bytes // _MIB * _MIB
+    memory = _size(device)
     yield PoolDevice(
         name=name,
         part=DevicePart(uuid=device.uuid),
@@ -194,7 +264,7 @@ def _gpu(
                 },
             },
             [{"counterSet": name, "counters": _values(counters)}],
-            _closed(gpu),
+            _kept(gpu, *_UNDIVIDED, *SHARED_MODES) or _closed(gpu),
             allowMultipleAllocations=True,
         ),
     )
@@ -206,29 +276,32 @@ def _ways(
     """Yield a GPU as a device for parts and one for the whole."""
     device = gpu.device
     everything = [{"counterSet": name, "counters": _values(counters)}]
-    total = device.memory_bytes - device.reserved_bytes  # also while it is in MIG mode
-    memory = max(0, total - gpu.taken.memory) // _MIB * _MIB
+    memory = max(0, _size(device) - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
-    unusable, closed = _unusable(gpu), _closed(gpu)
-    is_undivided = not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
-    if memory and compute:
-        yield PoolDevice(
-            name=name,
-            part=DevicePart(uuid=device.uuid),
-            document=_document(
-                name,
-                {**common, "type": DeviceType.SHARE},
-                {
-                    MEMORY_CAPACITY: _capacity(memory, default=memory, step=_MIB),
-                    COMPUTE_CAPACITY: _capacity(
-                        compute, default=min(compute, DEFAULT_COMPUTE), step=1, least=0
-                    ),
-                },
-                everything,
-                unusable if is_undivided and not gpu.slices else closed,
-                allowMultipleAllocations=True,
-            ),
-        )
+    closed = _closed(gpu)
+    is_divided = not gpu.slices and (
+        not gpu.taken.shares or ledger_mode(gpu.taken.mode) is not None
+    )
+    if not (memory and compute):
+        # The API has no capacity of nothing. It stays, closed: claims may have parts of it.
+        memory, compute, is_divided = _size(device), _ALL, False
+    yield PoolDevice(
+        name=name,
+        part=DevicePart(uuid=device.uuid),
+        document=_document(
+            name,
+            {**common, "type": DeviceType.SHARE},
+            {
+                MEMORY_CAPACITY: _capacity(memory, default=memory, step=_MIB),
+                COMPUTE_CAPACITY: _capacity(
+                    compute, default=min(compute, DEFAULT_COMPUTE), step=1, least=0
+                ),
+            },
+            everything,
+            _kept(gpu, *SHARED_MODES) or (_unusable(gpu) if is_divided else closed),
+            allowMultipleAllocations=True,
+        ),
+    )
     yield PoolDevice(
         name=whole_name(name),
         part=DevicePart(uuid=device.uuid, is_whole=True),
@@ -240,7 +313,7 @@ def _ways(
                 "multiprocessors": {"value": str(device.sm_count)},
             },
             everything,
-            closed,
+            _kept(gpu, EXCLUSIVE) or closed,
         ),
     )
     # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
@@ -259,13 +332,12 @@ def _ways(
 
 def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[PoolDevice]:
     """Yield the places for MIG slices."""
-    device, taken = gpu.device, _taken(gpu)
-    for profile, start in _places(gpu):
+    device, taken = gpu.device, _kept(gpu, MIG) or _taken(gpu)
+    for profile, start, is_free in _places(gpu):
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
-        if _is_scarce(profile):
+        if profile.has_media:
             slots[_MEDIA] = 1
         place = MigPlace(profile.name, start)
-        is_free = _is_free(gpu, profile, start)
         yield PoolDevice(
             name=slice_name(name, place),
             part=DevicePart(uuid=device.uuid, slice=place),
@@ -288,17 +360,27 @@ def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[
         )
 
 
-def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int]]:
-    for profile in gpu.cut.profiles if gpu.cut is not None else ():
-        for start in profile.starts:
-            yield profile, start
+def _places(gpu: GpuState) -> Iterator[tuple[MigProfile, int, bool]]:
+    """Yield the places of each profile, and whether no slice is in the way but claims'.
 
+    In the order of the planner: first what costs later slices least.
+    """
+    cut = gpu.cut
+    if cut is None or not cut.profiles:
+        return
+    slots = slots_of(cut.profiles)
+    others = TakenSlots.by(gpu.slices)
+    used = TakenSlots.by(each for each in cut.slices if each.hold is not MigHold.IDLE).mask
+    for profile in cut.profiles:
+        free = slots.starts(profile, others)
 
-def _is_free(gpu: GpuState, profile: MigProfile, start: int) -> bool:
-    """Whether no slice is in the place but claims'."""
-    return all(
-        each.start >= start + profile.size or each.start + each.size <= start for each in gpu.slices
-    )
+        def cost(start: int, size: int = profile.size) -> tuple[bool, float, int]:
+            after = used | cover(start, size)
+            lost = loss(slots, slots.rooms(used), before=used, after=after)
+            return bool(used & cover(start, size)), lost, start
+
+        for start in sorted(profile.starts, key=cost):
+            yield profile, start, start in free
 
 
 def _attributes(gpu: GpuState, node: NodeFacts | None) -> Mapping[str, object]:
@@ -364,7 +446,7 @@ def _value(value: object) -> Mapping[str, object]:
         case int():
             return {"int": value}
         case _:
-            return {"string": str(value)}
+            return {"string": str(value)[:_LONGEST_TEXT]}
 
 
 def _capacity(
@@ -389,3 +471,25 @@ def _taints(key: str, why: str) -> Sequence[Mapping[str, str]]:
         return ()
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", why)[:_LONGEST_VALUE].strip("-_.")
     return ({"key": key, "value": value, "effect": "NoSchedule"},)
+
+
+def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
+    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
+    profile = part.slice.profile if part.slice is not None else ""
+    device = next(
+        (
+            each
+            for each in share.devices
+            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
+        ),
+        None,
+    )
+    is_enforced = traits_of(share.mode).has_shim
+    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
+    if is_enforced and device is not None:
+        data["memory_limit_bytes"] = device.memory_bytes
+        data["compute"] = {
+            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
+            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
+        }
+    return data

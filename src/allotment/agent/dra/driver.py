@@ -11,17 +11,17 @@ claim has one share for each of its requests, whichever containers and pods use 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc.aio
 import structlog
 
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.allocation.waiting import PodLocks
-from allotment.agent.dra.devices import GpuState, Pool, PoolDevice, pool_of
+from allotment.agent.dra.devices import Pool, PoolDevice, gpus_of, pool_of, status_data
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
@@ -38,27 +38,23 @@ from allotment.dialects.own.resource_claims import (
     DevicePart,
     ResourceClaim,
 )
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
 from allotment.kube.resource_claims import (
+    API,
     OwnSlices,
     PreparedDevice,
     is_allocated,
     read_claim,
-    until_served,
     write_prepared,
 )
 from allotment.kube.watching import Signal
-from allotment.model.clusters import TakenPart
-from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
-from allotment.model.mig import MigHold, MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
 from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
-from allotment.shares.booking import booked
 from allotment.shares.cdi import KIND
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
@@ -66,12 +62,15 @@ from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
+_T = TypeVar("_T")
 
 NOT_SERVED: Final = "ClaimsNotServed"
 """Reason of an event on the node."""
 _STATUS: Final = "ClaimStatus"
 _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
+_MARKS: Final = "[0-9a-f]" * 8
+"""In the names of our sockets, and of no other driver's."""
 _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _BYE_S: Final = 0.5
@@ -101,12 +100,13 @@ class ResourceDriver:
         set_time_slice: Callable[[str, TimeSlice], None],
         kubelet: Path,
         look_s: float = _LOOK_S,
+        tell_s: float = _HEALTH_S / 3,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
-        not needed.
+        not needed; `tell_s`: between two reports of health.
         """
         self._api = api
         self._node = node
@@ -121,16 +121,19 @@ class ResourceDriver:
         self._set_time_slice = set_time_slice
         self._kubelet = kubelet
         self._look_s = look_s
+        self._tell_s = tell_s
         self._locks = PodLocks()
+        self._working = set[asyncio.Task[Any]]()
+        self._is_registered = asyncio.Event()
         self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
-        self._slices = OwnSlices(api, node=name, driver=driver)
+        self._slices = OwnSlices(api, node=name, driver=driver, on_refused=self._tell_refused)
         self._pool = Pool()
         self._read: NodeFacts | None = None
         self._renewed = Signal()
 
     async def run(self) -> NoReturn:
         """Serve the kubelet and keep the node's slices, where the API server has them."""
-        await until_served(self._api)
+        await until_served(self._api, API, on_absent=_tell_absent)
         while self._read is None:
             try:
                 self._read = await asyncio.to_thread(self._facts)
@@ -138,11 +141,17 @@ class ResourceDriver:
                 _log.info("waiting for the node's facts", why=error.message)
                 await asyncio.sleep(_FACTS_S)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._slices.run())
+            group.create_task(self._publish())
             group.create_task(self._serve())
             group.create_task(self._end_lost())
             group.create_task(self._write_statuses())
+            group.create_task(self._keep_telling())
         raise AssertionError  # neither ends by itself
+
+    async def _publish(self) -> NoReturn:
+        """Keep the slices once the kubelet can prepare claims: it tries again after minutes."""
+        await self._is_registered.wait()
+        await self._slices.run()
 
     def offer(self, shares: Sequence[LoadedShare], *, is_published: bool = True) -> None:
         """Renew the pool: shares, devices or their health may have changed.
@@ -153,7 +162,7 @@ class ResourceDriver:
         if node is None or self._read is None:
             return
         pool = pool_of(
-            gpus_of(self._state, shares, self._read),
+            gpus_of(self._state, shares, self._read, driver=self._driver),
             self._read,
             is_nvidias=self._driver == NVIDIAS_DRIVER,
         )
@@ -161,6 +170,11 @@ class ResourceDriver:
             self._pool = pool
             self._renewed.notify()
         self._slices.want(pool.slices if is_published else (), node_uid=node.uid)
+
+    def _tell_refused(self, error: KubeError) -> None:
+        """Report slices that the API server does not take: the API may be an older one."""
+        if self._reported.is_new(NOT_SERVED, error.message):
+            self._reports.node(NOT_SERVED, error.message, is_warning=True)
 
     @property
     def is_settled(self) -> bool:
@@ -182,8 +196,8 @@ class ResourceDriver:
     async def _listen(self) -> None:
         """Listen at two sockets; the kubelet finds the driver by the one for registrations.
 
-        Their names are new ones at each start: an agent that takes over registers before the former
-        one has ended, and the kubelet keeps both.
+        Their names are new ones at each start: those of an agent that was killed are no longer
+        answered, and the kubelet takes each for a driver of its own. They are removed.
         """
         mark = os.urandom(4).hex()
         folder = self._kubelet / _PLUGINS / self._driver
@@ -198,6 +212,8 @@ class ResourceDriver:
             for path in (endpoint, announced):
                 server.add_insecure_port(f"unix:{path}")
             await server.start()
+            _remove_others(folder.glob(f"dra-{_MARKS}.sock"), endpoint)
+            _remove_others(registrations.glob(f"{self._driver}-{_MARKS}-reg.sock"), announced)
             self._reported.over(NOT_SERVED)
             _log.info("serving resource claims", driver=self._driver, socket=str(endpoint))
             await server.wait_for_termination()
@@ -206,6 +222,8 @@ class ResourceDriver:
                 with contextlib.suppress(OSError):
                     path.unlink()
             await server.stop(_BYE_S)
+            for task in self._working:
+                task.cancel()
 
     def _answers(self, endpoint: Path) -> Mapping[services.Method[Any, Any], MethodHandler]:
         found: dict[services.Method[Any, Any], MethodHandler] = {
@@ -233,6 +251,7 @@ class ResourceDriver:
         self, status: registration.RegistrationStatus, _: Context
     ) -> registration.RegistrationStatusResponse:
         if status.plugin_registered:
+            self._is_registered.set()
             _log.info("registered at the kubelet", driver=self._driver)
         else:
             _log.warning("the kubelet refuses the driver", driver=self._driver, why=status.error)
@@ -241,7 +260,7 @@ class ResourceDriver:
     async def _prepare(
         self, request: dra.NodePrepareResourcesRequest, _: Context
     ) -> dra.NodePrepareResourcesResponse:
-        answers = await asyncio.gather(*map(self._prepared, request.claims))
+        answers = await asyncio.gather(*(self._finish(self._prepared(e)) for e in request.claims))
         return dra.NodePrepareResourcesResponse(
             claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
         )
@@ -249,10 +268,17 @@ class ResourceDriver:
     async def _unprepare(
         self, request: dra.NodeUnprepareResourcesRequest, _: Context
     ) -> dra.NodeUnprepareResourcesResponse:
-        answers = await asyncio.gather(*map(self._released, request.claims))
+        answers = await asyncio.gather(*(self._finish(self._released(e)) for e in request.claims))
         return dra.NodeUnprepareResourcesResponse(
             claims={each.uid: answer for each, answer in zip(request.claims, answers, strict=True)}
         )
+
+    async def _finish(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do work to its end, also if the kubelet waits no longer (45 s): it asks again."""
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return await asyncio.shield(task)
 
     async def _watch(
         self, _: health.NodeWatchResourcesRequest, __: Context
@@ -261,6 +287,12 @@ class ResourceDriver:
             yield health.NodeWatchResourcesResponse(
                 devices=list(map(self._health_of, self._pool.devices.values()))
             )
+
+    async def _keep_telling(self) -> NoReturn:
+        """Tell the health of the devices again before the kubelet forgets it."""
+        while True:
+            await asyncio.sleep(self._tell_s)
+            self._renewed.notify()
 
     def _health_of(self, device: PoolDevice) -> health.DeviceHealth:
         why = self._state.unusable.get(device.part.uuid, "")
@@ -295,14 +327,15 @@ class ResourceDriver:
     def _prepared_devices(
         self, claim: ResourceClaim, shares: Mapping[str, Share]
     ) -> Sequence[PreparedDevice]:
+        known = self._pool.devices  # a device may have left it meanwhile
         return [
             PreparedDevice(
                 device=each,
-                data=status_data(share, self._pool.devices[each.device].part),
+                data=status_data(share, known[each.device].part),
                 since=share.created,
             )
             for each in claim.devices
-            if (share := shares.get(each.request)) is not None
+            if (share := shares.get(each.request)) is not None and each.device in known
         ]
 
     async def _write_statuses(self) -> NoReturn:
@@ -317,8 +350,13 @@ class ResourceDriver:
             else:
                 self._reported.over(_STATUS)
 
-    async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
-        """Set the time slices that a claim's parameters name. Raises `AllotError`: none is kept."""
+    async def _slice_time(
+        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder], *, is_new: bool
+    ) -> None:
+        """Set the time slices that a claim's parameters name. Raises `AllotError`.
+
+        Then a claim that is new keeps nothing; the containers of another one may run.
+        """
         try:
             for request, order in orders.items():
                 sharing = sharing_of(claim, request, is_slice=bool(order.slices))
@@ -330,7 +368,8 @@ class ResourceDriver:
                         await asyncio.to_thread(self._set_time_slice, uuid, wanted)
         except AllotError:
             with contextlib.suppress(AllotError):  # the first error is the one to report
-                await self._tenants.release_claim(PodUid(claim.uid))
+                if is_new:
+                    await self._release(PodUid(claim.uid))
             raise
 
     async def _unslice_time(self, uid: str) -> None:
@@ -402,17 +441,46 @@ class ResourceDriver:
             request: self._order(claim, request, group)
             for request, group in claim.requests().items()
         }
+        await self._end_former(claim, orders.values())
+        before = {share.id for share in self._tenants.shares}
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-        await self._slice_time(claim, orders)
+        is_new = before.isdisjoint(order.id for order in orders.values())
+        await self._slice_time(claim, orders, is_new=is_new)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
+
+    async def _end_former(self, claim: ResourceClaim, orders: Iterable[ShareOrder]) -> None:
+        """End what a claim had from a former allocation, whose release was lost."""
+        wanted = {order.id: order for order in orders}
+        uid = PodUid(claim.uid)
+        for share in self._tenants.shares:
+            owner = share.owner
+            if owner is None or (owner.uid, owner.resource) != (uid, self._driver):
+                continue
+            order = wanted.get(share.id)
+            if order is None or not self._is_there(share, order):
+                await self._release(uid)
+                return
+
+    def _is_there(self, share: Share, order: ShareOrder) -> bool:
+        """Whether a share has the devices and places of an order, as far as they are known."""
+        held = {
+            (uuid, each.start)
+            for uuid in order.devices
+            if (cut := self._state.cut_gpus.get(uuid)) is not None
+            for each in cut.slices
+            if each.holder == share.id
+        }
+        chosen = {(uuid, at.start) for uuid, at in zip(order.devices, order.slices, strict=False)}
+        uuids = {each.driver_uuid for each in share.devices}
+        return uuids == {*order.devices} and (not held or held == chosen)
 
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
         names = {}
         for request, group in claim.requests(is_admin=True).items():
             uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
-            gpus = [self._state.devices[uuid] for uuid in uuids]
+            gpus = [each for uuid in uuids if (each := self._state.devices.get(uuid)) is not None]
             monitor = claim.share_id(request)
             owner = _owner(claim, request, driver=self._driver)
             await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
@@ -432,7 +500,9 @@ class ResourceDriver:
         self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
     ) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
         known = self._pool.devices
-        missing = [each.device for each in group if each.device not in known]
+        missing = [
+            each.device for each in group if each.pool != self._name or each.device not in known
+        ]
         if missing:
             raise NotFoundError(
                 f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
@@ -457,64 +527,15 @@ class ResourceDriver:
         )
 
 
-def gpus_of(
-    state: NodeState, shares: Sequence[LoadedShare], facts: NodeFacts | None
-) -> Sequence[GpuState]:
-    """Return the GPUs, the fullest first: kube-scheduler takes the first that fits."""
-    claims = {each.id for each in shares if each.owner and each.owner.is_claim}
-    others = booked([each for each in shares if each.id not in claims])
-    everything = booked(shares)
-    by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
-    gpus = [each for each in state.devices.values() if each.slice_of is None]
-
-    def filled(uuid: str) -> int:
-        booking = everything.get(uuid)
-        return booking.memory if booking else 0
-
-    def slices(uuid: str) -> tuple[MigSlice, ...]:
-        cut = state.cut_gpus.get(uuid)
-        return tuple(
-            each
-            for each in (cut.slices if cut else ())
-            if each.hold is not MigHold.IDLE and each.holder not in claims
-        )
-
-    return [
-        GpuState(
-            device=gpu,
-            facts=by_uuid.get(gpu.uuid),
-            cut=state.cut_gpus.get(gpu.uuid),
-            taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
-            if (booking := others.get(gpu.uuid))
-            else TakenPart(),
-            slices=slices(gpu.uuid),
-            problem=state.unusable.get(gpu.uuid, "")
-            or ("cordoned" if gpu.uuid in state.cordoned else ""),
-        )
-        for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
-    ]
+def _tell_absent() -> None:
+    _log.info("the API server has no such API: no claims are served", api=API)
 
 
-def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:
-    """Return what a claim's status says about one device of its share, as `allot ps` names it."""
-    profile = part.slice.profile if part.slice is not None else ""
-    device = next(
-        (
-            each
-            for each in share.devices
-            if part.uuid in {each.uuid, each.gpu} and profile in {"", each.profile}
-        ),
-        None,
-    )
-    is_enforced = traits_of(share.mode).has_shim
-    data: dict[str, Any] = {"share": share.id, "mode": share.mode, "enforced": is_enforced}
-    if is_enforced and device is not None:
-        data["memory_limit_bytes"] = device.memory_bytes
-        data["compute"] = {
-            "guarantee_percent": device.compute.guarantee * 100 / WHOLE,
-            "ceiling_percent": device.compute.ceiling * 100 / WHOLE,
-        }
-    return data
+def _remove_others(sockets: Iterable[Path], own: Path) -> None:
+    for path in sockets:
+        if path != own:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _owner(claim: ResourceClaim, request: str, *, driver: str) -> Owner:

@@ -6,12 +6,13 @@ former driver gives up its slices, and serves the kubelet until its last claim h
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
 
 from allotment.agent.dra.driver import ResourceDriver
+from allotment.model.pods import Owner
 from allotment.shares.record import LoadedShare
 
 _LOOK_S: Final = 1.0
@@ -31,11 +32,16 @@ class ResourceDrivers:
         make: Callable[[str], ResourceDriver],
         *,
         name: Callable[[], str | None],
+        monitors: Callable[[], Iterable[Owner]] = tuple,
         look_s: float = _LOOK_S,
     ) -> None:
-        """`make` returns the driver of a name; `name` the configured one, None: not known yet."""
+        """`make` returns the driver of a name; `name` the configured one, None: not known yet.
+
+        `monitors` returns whose they are: a claim may have no share.
+        """
         self._make = make
         self._name = name
+        self._monitors = monitors
         self._look_s = look_s
         self._running: dict[str, _Running] = {}
         self._shares: Sequence[LoadedShare] | None = None
@@ -58,7 +64,7 @@ class ResourceDrivers:
         if name is None:
             return
         shares = self._shares or ()
-        owners = (each.owner for each in shares)
+        owners = (*(each.owner for each in shares), *self._monitors())
         needed = {name, *(each.resource for each in owners if each and each.is_claim)}
         for new in sorted(needed - self._running.keys()):
             driver = self._make(new)

@@ -179,7 +179,8 @@ def monitor_name(gpu: str) -> str:
 
 
 def slice_name(gpu: str, place: MigPlace) -> str:
-    word = re.sub(r"[^a-z0-9]+", "-", place.profile).strip("-")
+    # `1g.24gb+me` and `1g.24gb-me` are two profiles of one GPU.
+    word = re.sub(r"[^a-z0-9]+", "-", place.profile.replace("-", "-no-")).strip("-")
     return f"{gpu}-mig-{word}-{place.start}"
 
 
@@ -448,6 +449,12 @@ def _amounts(device: AllocatedDevice) -> tuple[int, int]:
             f"device {device.device}: its consumedCapacity has no amount of memory and compute",
             hint="the cluster needs DRAConsumableCapacity, which is on in Kubernetes 1.36",
         ) from error
+    if not (memory and compute <= WHOLE // _PERCENT):
+        raise UsageError(
+            f"device {device.device}: its consumedCapacity is impossible: memory {memory}, compute"
+            f" {compute}",
+            hint="see which users may write the status of ResourceClaims",
+        )
     return memory, compute
 
 

@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mig_node import Node
 
-from allotment.agent.dra.devices import TAKEN, PoolDevice, pool_of
-from allotment.agent.dra.driver import gpus_of
+from allotment.agent.dra.devices import TAKEN, Pool, PoolDevice, gpus_of, pool_of
 from allotment.agent.mig.state import cut_gpu
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.quantities import parse_memory
+from allotment.model.quantities import parse_memory, parse_whole
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.shares import lifecycle
@@ -31,6 +30,7 @@ from allotment.shares.lifecycle import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
+DRIVER = "gpu.allotment.dev"
 MIB = 1 << 20
 SMALL = "1g.10gb"
 AMOUNTS = st.tuples(st.sampled_from([1, 5, 20, 40, 79]), st.sampled_from([0, 10, 40, 60, 100]))
@@ -92,7 +92,7 @@ class Book:
             pod=f"one-{self.number}",
             container="main",
             kind=ContainerKind.REGULAR,
-            resource="gpu",
+            resource=DRIVER,
             is_claim=door == "claim",
         )
         order = ShareOrder(
@@ -140,7 +140,10 @@ class Book:
             for gpu, uuid in enumerate(self.node.uuids)
             for records in [self.node.journal(gpu).read().records]
         }
-        pool = pool_of(gpus_of(self.node.state, shares, None), None)
+        gpus = gpus_of(self.node.state, shares, None, driver=DRIVER)
+        for is_nvidias in (False, True):
+            check_accepted(pool_of(gpus, None, is_nvidias=is_nvidias))
+        pool = pool_of(gpus, None)
         for device in self.node.devices():
             if device.slice_of is not None:
                 continue
@@ -155,7 +158,7 @@ class Book:
             left = total - (other.memory if other else 0)
             percent = (WHOLE - (other.guaranteed if other else 0)) * 100 // WHOLE
             if left < MIB or not percent:
-                assert "share" not in by_type
+                assert is_taken(by_type["share"])
             else:
                 capacity = by_type["share"].document["capacity"]
                 assert parse_memory(capacity["memory"]["value"]).size_bytes == left // MIB * MIB
@@ -172,8 +175,22 @@ class Book:
             is_orphaned = any(each.holder and each.holder not in ids for each in slices)
             expected = other is not None or device.uuid in theirs or is_orphaned
             assert is_taken(by_type["gpu"]) == expected
-            if "share" in by_type and device.uuid in theirs:
+            if device.uuid in theirs:
                 assert is_taken(by_type["share"])
+
+
+def check_accepted(pool: Pool) -> None:
+    """The API server takes these capacities (ValidateResourceSlice, Kubernetes 1.36)."""
+    for device in pool.devices.values():
+        for capacity in device.document.get("capacity", {}).values():
+            value = parse_whole(capacity["value"])
+            assert value > 0
+            policy = capacity.get("requestPolicy", {})
+            if allowed := policy.get("validRange"):
+                least, most, step = (parse_whole(allowed[key]) for key in ("min", "max", "step"))
+                default = parse_whole(policy["default"])
+                assert least <= default <= most == value
+                assert (default - least) % step == (most - least) % step == 0
 
 
 def is_taken(device: PoolDevice) -> bool:

@@ -13,14 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mig_profiles import profiles as profiles_of
 
-from allotment.agent.dra.devices import MONITOR, TAKEN, UNUSABLE, GpuState, Pool, pool_of
+from allotment.agent.dra.devices import (
+    MONITOR,
+    TAKEN,
+    UNUSABLE,
+    GpuState,
+    Pool,
+    gpus_of,
+    pool_of,
+)
 from allotment.agent.mig.state import CutGpu
+from allotment.agent.node_state import NodeState
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
 from allotment.dialects.own.resource_claims import DRIVER, MEMORY_CAPACITY, part_named
 from allotment.model.clusters import TakenPart
-from allotment.model.mig import MigHold, MigPlace, MigSlice
+from allotment.model.compute import WHOLE
+from allotment.model.mig import MigHold, MigLayout, MigPlace, MigRequest, MigSlice
 from allotment.model.structs import replace
+from allotment.placement.mig.choose import MigRefusal, choose
+from allotment.shares.mode_policy import ModePolicy
 
 GI = 1 << 30
 A100_80 = profiles_of("A100-80GB")
@@ -122,8 +134,55 @@ def test_a_gpu_that_others_have_whole_takes_no_claim() -> None:
     taken = TakenPart(device.allottable_bytes, 0, 1, "exclusive")
     pool = pool_of([GpuState(device=device, taken=taken)], None)
     name = named(device.uuid)
-    assert list(pool.devices) == [f"{name}-whole", f"{name}-monitor"]
-    assert taints(pool, f"{name}-whole") == [TAKEN]
+    assert taints(pool, name) == taints(pool, f"{name}-whole") == [TAKEN]
+    capacity = pool.devices[name].document["capacity"]
+    assert capacity["memory"]["value"] == "80Gi", "the API has no capacity of nothing"
+
+
+def test_a_gpu_whose_time_is_guaranteed_to_others_keeps_its_devices() -> None:
+    """A claim may have a part of it, and be prepared again for its next pod."""
+    device = gpu(0)
+    taken = TakenPart(4 * GI, WHOLE, 1, "soft")
+    pool = pool_of([GpuState(device=device, taken=taken)], None)
+    assert taints(pool, named(device.uuid)) == [TAKEN]
+
+
+@pytest.mark.parametrize("is_nvidias", [False, True])
+def test_a_gpu_in_mig_mode_keeps_its_size(*, is_nvidias: bool) -> None:
+    """The API server refuses all devices of a slice if one has a capacity of nothing."""
+    device = gpu(0, mig=True)
+    pool = pool_of([GpuState(device=device, cut=cut())], None, is_nvidias=is_nvidias)
+    memory = pool.devices[named(device.uuid)].document["capacity"]["memory"]
+    assert memory["value"] == memory["requestPolicy"]["default"] == "80Gi"
+
+
+def test_a_gpu_that_is_kept_for_some_modes_is_given_in_those_alone() -> None:
+    """`allot devices set-mode`."""
+    device = gpu(0)
+    name = named(device.uuid)
+    ways = {"soft": name, "exclusive": f"{name}-whole", "mig": f"{name}-mig-1g-10gb-0"}
+    for mode, open_one in ways.items():
+        kept = GpuState(device=device, cut=cut(), allowed=ModePolicy((mode,)))
+        pool = pool_of([kept], None)
+        assert [taints(pool, each) for each in ways.values()] == [
+            [] if each == open_one else [UNUSABLE] for each in ways.values()
+        ]
+        other = pool_of([kept], None, is_nvidias=True)
+        assert taints(other, name) == ([UNUSABLE] if mode == "mig" else [])
+
+
+def test_profiles_with_and_without_media_engines_are_devices_of_their_own() -> None:
+    profiles = profiles_of("RTX PRO 6000")
+    pool = pool_of([GpuState(device=gpu(0), cut=cut(profiles))], None)
+    places = {each.part.slice for each in pool.devices.values() if each.part.slice}
+    assert places == {MigPlace(each.name, start) for each in profiles for start in each.starts}
+
+
+def test_texts_are_within_the_limit_of_the_api() -> None:
+    device = gpu(0, name="NVIDIA " + "long " * 20)
+    pool = pool_of([GpuState(device=device)], None)
+    name = pool.devices[named(device.uuid)].document["attributes"]["productName"]["string"]
+    assert len(name) == 64
 
 
 def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
@@ -132,6 +191,14 @@ def test_a_sick_gpu_keeps_its_devices_with_a_taint() -> None:
     assert all(taints(sick, name) == [UNUSABLE] for name in parts(sick))
     well = pool_of([GpuState(device=device, cut=cut())], None)
     assert not any(taints(well, name) for name in parts(well))
+
+
+def test_a_gpu_that_is_reserved_outside_takes_no_claim() -> None:
+    """As for pods: another program has set its compute mode."""
+    device = gpu(0)
+    state = NodeState(devices={device.uuid: device}, reserved={device.uuid: "EXCLUSIVE_PROCESS"})
+    pool = pool_of(gpus_of(state, [], None, driver="gpu.allotment.dev"), None)
+    assert all(taints(pool, name) == [UNUSABLE] for name in parts(pool))
 
 
 def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
@@ -145,6 +212,39 @@ def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
     assert taints(pool, f"{name}-mig-1g-10gb-3") == []
     assert taints(pool, f"{name}-mig-3g-40gb-0") == [TAKEN]
     assert taints(pool, f"{name}-mig-3g-40gb-4") == []
+
+
+def test_places_are_in_the_order_in_which_the_planner_takes_them() -> None:
+    """kube-scheduler takes the first that fits: a small slice must not be in a large one's way."""
+
+    def order(name: str, *used: MigSlice) -> list[int]:
+        pool = pool_of([GpuState(device=gpu(0), cut=cut(slices=used))], None)
+        places = [each.part.slice for each in pool.devices.values() if each.part.slice]
+        return [each.start for each in places if each.profile == name]
+
+    numbers = {each.name: each.number for each in A100_80}
+    used: list[MigSlice] = []
+    layout = MigLayout(gpu="GPU-0", profiles=A100_80)
+    for _ in range(7):
+        chosen = choose([replace(layout, slices=tuple(used))], MigRequest(profile="1g.10gb"))
+        assert not isinstance(chosen, MigRefusal)
+        start = order("1g.10gb", *used)[0]
+        assert start == chosen[0].start
+        used.append(MigSlice(profile=numbers["1g.10gb"], start=start, size=1))
+    assert order("1g.10gb")[0] != 0
+
+
+def test_media_engines_of_others_close_the_places_that_need_them() -> None:
+    (scarce,) = (each for each in A100_80 if each.has_media)
+    theirs = MigSlice(profile=scarce.number, start=2, size=scarce.size, hold=MigHold.FOREIGN)
+    pool = pool_of([GpuState(device=gpu(0), cut=cut(), slices=(theirs,))], None)
+    closed = [each.name for each in pool.devices.values() if taints(pool, each.name) == [TAKEN]]
+    places = [
+        each
+        for each in pool.devices.values()
+        if each.part.slice and each.part.slice.profile == scarce.name
+    ]
+    assert {each.name for each in places} <= {*closed}
 
 
 @pytest.mark.parametrize(("count", "profiles"), [(8, A100_80), (16, H100_80), (16, ())])

@@ -8,98 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc.aio
 import pytest
-from api_server_twin import Reply, answered, api_of
-from gpus import gpu
-from kubelet_twin import ReportsTwin
-from own_node_twin import OwnNodeTwin, until
+from driver_twin import DEVICE, DRIVER, Scene, claim, result, serving
+from mig_profiles import profiles as profiles_of
+from own_node_twin import until
 
-from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
-from allotment.agent.node_state import NodeState
+from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import NodeFacts
-from allotment.devices.timeslices import TimeSlice
-from allotment.kube.clients import HttpRequest
-from allotment.model.devices import Device
 from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NoDevicesError,
-    PrerequisiteError,
 )
+from allotment.model.mig import MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.shares import Injection, Share, ShareId
 from allotment.model.structs import replace
-from allotment.shares.cdi import CdiContent
-from allotment.shares.folders import StateFolder
-from allotment.shares.monitors import Monitors
-from allotment.shares.placing import ShareOrder
-
-DRIVER = "gpu.allotment.dev"
-DEVICE = gpu(0)
-
-
-class Shares:
-    """What `Tenants` does with claims, without shares."""
-
-    def __init__(self) -> None:
-        self.orders: list[ShareOrder] = []
-        self.released: list[str] = []
-        self.shares: tuple[Share, ...] = ()
-        self.refusal: Exception | None = None
-
-    async def prepare_claim(self, _: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
-        if self.refusal is not None:
-            raise self.refusal
-        self.orders += orders
-        self.shares = tuple(
-            Share(
-                id=order.id,
-                name=str(order.owner),
-                created=1.0,
-                mode=order.request.mode,
-                devices=(ShareDevice(DEVICE.uuid, DEVICE.name, 4 << 30),),
-                injection=Injection.CDI,
-                owner=order.owner,
-            )
-            for order in orders
-        )
-        return self.shares
-
-    async def release_claim(self, uid: PodUid) -> None:
-        self.released.append(uid)
-        if self.refusal is not None:
-            raise self.refusal
-
-
-def claim(*results: dict[str, Any], uid: str = "u1", **spec: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {
-        "metadata": {"name": "mine", "namespace": "default", "uid": uid},
-        "spec": {"devices": spec},
-        "status": {"allocation": {"devices": {"results": list(results)}}},
-    }
-
-
-def result(request: str = "gpu", device: str = "gpu-0", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {
-        "request": request,
-        "driver": DRIVER,
-        "pool": "n1",
-        "device": device,
-        "shareID": "s1",
-        "consumedCapacity": {"memory": "4Gi", "compute": "30"},
-        **fields,
-    }
 
 
 @pytest.fixture
@@ -107,102 +42,6 @@ def folder() -> Iterator[Path]:
     """With a path that is short enough for sockets."""
     with TemporaryDirectory(prefix="dra-") as name:
         yield Path(name)
-
-
-def seen(directory: Path, visible: Path, devices: Sequence[Device]) -> CdiContent:
-    """What a container sees of real GPUs."""
-    assert visible.parent == directory
-    nodes = [{"path": f"/dev/nvidia{each.index}"} for each in devices]
-    return CdiContent(directory=directory, driver={"deviceNodes": nodes})
-
-
-class Scene:
-    """A driver that serves, and a kubelet's channel to it."""
-
-    def __init__(self, folder: Path, found: dict[str, Any] | None, driver: str = DRIVER) -> None:
-        self.sliced: list[tuple[str, str]] = []
-        self.slicing_fails = False
-        self.shares = Shares()
-        self.reports = ReportsTwin()
-        self.claim = found
-        self.reads = 0
-        self.is_down = False
-        self.is_denied = False
-        self.written: list[HttpRequest] = []
-        self.folder = folder
-        self.state = NodeState(devices={DEVICE.uuid: DEVICE})
-        self.driver = ResourceDriver(
-            api_of(self._answer),
-            driver=driver,
-            node=OwnNodeTwin(),  # type: ignore[arg-type]
-            name="n1",
-            state=self.state,
-            tenants=self.shares,  # type: ignore[arg-type]
-            monitors=Monitors(StateFolder(folder / "state"), cdi_folder=folder / "cdi", sight=seen),
-            reports=self.reports,
-            facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
-            set_time_slice=self._slice_time,
-            kubelet=folder,
-            look_s=0.01,
-        )
-        self.channel: grpc.aio.Channel
-
-    def _slice_time(self, uuid: str, length: TimeSlice) -> None:
-        if self.slicing_fails:
-            raise PrerequisiteError("nvidia-smi is missing")
-        self.sliced.append((uuid, str(length)))
-
-    def _answer(self, request: HttpRequest) -> Reply:
-        if "/resourceclaims/" in request.path:
-            if request.method == "PATCH":
-                self.written.append(request)
-                return answered({"code": 403}, 403) if self.is_denied else answered({})
-            self.reads += 1
-            if self.is_down:
-                return answered({"code": 503}, 503)
-            return answered(self.claim, 200) if self.claim else answered({"code": 404}, 404)
-        if request.path.endswith("/resourceslices") and request.method == "GET":
-            return answered({"metadata": {"resourceVersion": "1"}, "items": []})
-        return answered({"metadata": {"name": "x", "uid": "x"}})
-
-    async def call(self, method: services.Method[Any, Any], asked: Any) -> Any:  # noqa: ANN401
-        return await method.on_aio(self.channel)(asked, timeout=10)
-
-    async def prepare(
-        self, version: str = "v1", uid: str = "u1"
-    ) -> dra.NodePrepareResourceResponse:
-        method = services.prepare_resources(services.DRA_SERVICES[f"{version}.DRAPlugin"])
-        asked = dra.Claim(namespace="default", name="mine", uid=uid)
-        answer = await self.call(method, dra.NodePrepareResourcesRequest(claims=[asked]))
-        found: dra.NodePrepareResourceResponse = answer.claims[uid]
-        return found
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, found: dict[str, Any] | None = None, driver: str = DRIVER
-) -> AsyncIterator[Scene]:
-    scene = Scene(folder, found, driver)
-    task = asyncio.create_task(scene.driver.run())
-    try:
-        async with asyncio.timeout(20):
-            await until(lambda: list((folder / "plugins_registry").glob("*-reg.sock")))
-        (announced,) = (folder / "plugins_registry").glob("*-reg.sock")
-        scene.driver.offer([])
-        async with grpc.aio.insecure_channel(
-            f"unix:{announced}", options=services.CHANNEL_OPTIONS
-        ) as channel:
-            scene.channel = channel
-            info = await scene.call(services.PLUGIN_INFO, registration.InfoRequest())
-        async with grpc.aio.insecure_channel(
-            f"unix:{info.endpoint}", options=services.CHANNEL_OPTIONS
-        ) as channel:
-            scene.channel = channel
-            yield scene
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def test_the_kubelet_finds_the_driver_and_its_versions(folder: Path) -> None:
@@ -467,6 +306,168 @@ def test_health_is_told_and_told_again(folder: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_call_that_the_kubelet_gave_up_is_done_before_the_next_one(folder: Path) -> None:
+    """It waits for 45 s. Nothing is released while it is still being made."""
+
+    async def story() -> None:
+        async with serving(folder, claim(result())) as scene:
+            scene.shares.is_open.clear()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await scene.prepare(timeout_s=0.3)
+            releasing = asyncio.create_task(scene.release())
+            again = asyncio.create_task(scene.prepare(timeout_s=20))
+            await asyncio.sleep(0.2)
+            assert not scene.shares.released
+            scene.shares.is_open.set()
+            assert await releasing == ""
+            assert (await again).error == ""
+            assert scene.shares.released == ["u1"]
+            assert len(scene.shares.orders) == 2, "the one that was given up, and the next"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("change", ["another device", "another alternative"])
+def test_a_claim_that_is_allocated_anew_keeps_nothing_of_the_former_time(
+    folder: Path, change: str
+) -> None:
+    """Its release was lost, and a scheduler chose again."""
+
+    async def story() -> None:
+        async with serving(folder, claim(result("gpu/large"))) as scene:
+            assert (await scene.prepare()).error == ""
+            assert not scene.shares.released
+            (before,) = scene.shares.shares
+            if change == "another device":
+                elsewhere = replace(before.devices[0], uuid="GPU-1")
+                scene.shares.shares = (replace(before, devices=(elsewhere,)),)
+            else:
+                scene.claim = claim(result("gpu/small"))
+            scene.shares.refusal = BusyError("share x is in use by 1 process (7)")
+            assert "in use" in (await scene.prepare()).error
+            scene.shares.refusal = None
+            scene.shares.released.clear()
+            assert (await scene.prepare()).error == ""
+            assert scene.shares.released == ["u1"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("start", [2, 3])
+def test_a_claim_of_a_slice_that_is_allocated_anew_gets_the_new_place(
+    folder: Path, start: int
+) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result(device="gpu-0-mig-1g-10gb-3"))) as scene:
+            profiles = profiles_of("A100-80GB")
+            number = next(each.number for each in profiles if each.name == "1g.10gb")
+            cut = CutGpu(profiles=profiles, is_enabled=True)
+            scene.state.cut_gpus[DEVICE.uuid] = cut
+            scene.driver.offer([])
+            assert (await scene.prepare()).error == ""
+            holder = scene.shares.shares[0].id
+            held = MigSlice(profile=number, start=start, size=1, holder=holder)
+            scene.state.cut_gpus[DEVICE.uuid] = replace(cut, slices=(held,))
+            assert (await scene.prepare()).error == ""
+            assert scene.shares.released == ([] if start == 3 else ["u1"])
+
+    asyncio.run(story())
+
+
+def test_a_device_that_leaves_the_node_meanwhile_takes_no_other_answer_with_it(
+    folder: Path,
+) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result())) as scene:
+            scene.shares.is_open.clear()
+            preparing = asyncio.create_task(scene.prepare())
+            await until(lambda: scene.reads)
+            await asyncio.sleep(0.1)
+            scene.state.devices = {}
+            scene.driver.offer([])
+            scene.shares.is_open.set()
+            assert (await preparing).error == ""
+
+    asyncio.run(story())
+
+
+def test_a_device_of_another_nodes_pool_is_not_this_nodes(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder, OTHER_NODE) as scene:
+            assert "gpu-0 is not on node n1" in (await scene.prepare()).error
+            assert not scene.shares.orders
+
+    asyncio.run(story())
+
+
+def test_a_status_that_meets_with_another_write_is_written_again(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder, claim(result())) as scene:
+            scene.conflicts = 2
+            await scene.prepare()
+            await until(lambda: scene.written)
+
+    asyncio.run(story())
+
+
+def test_health_is_told_before_the_kubelet_forgets_it(folder: Path) -> None:
+    """Without news for `health_check_timeout_seconds` a device is Unknown to it."""
+    method = services.watch_health(services.HEALTH_SERVICES["v1.DRAResourceHealth"])
+
+    async def story() -> None:
+        async with serving(folder) as scene:
+            call: Any = scene.channel.unary_stream(
+                method.path,
+                request_serializer=method.ask.SerializeToString,
+                response_deserializer=method.reply.FromString,
+            )(health.NodeWatchResourcesRequest(), timeout=10)
+            first, second = await call.read(), await call.read()
+            assert first == second
+            call.cancel()
+
+    asyncio.run(story())
+
+
+def test_sockets_of_killed_agents_are_removed(folder: Path) -> None:
+    former = [
+        folder / "plugins" / DRIVER / "dra-0123abcd.sock",
+        folder / "plugins_registry" / f"{DRIVER}-0123abcd-reg.sock",
+    ]
+    others = [
+        folder / "plugins_registry" / "nic.example.com-0123abcd-reg.sock",
+        folder / "plugins_registry" / f"{DRIVER}-59d14df3-a9d4-43c6-a1e6-eac1c15f9a0c-reg.sock",
+    ]
+    for each in (*former, *others):
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.touch()
+
+    async def story() -> None:
+        scene = Scene(folder, None)
+        task = asyncio.create_task(scene.driver.run())
+        async with asyncio.timeout(20):
+            await until(lambda: not any(each.exists() for each in former))
+        assert all(each.exists() for each in others)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+
+
+def test_slices_that_the_server_does_not_take_are_told(folder: Path) -> None:
+    """Its API may be an older one, or the agent's rights."""
+
+    async def story() -> None:
+        async with serving(folder) as scene:
+            scene.refuses_slices = True
+            scene.state.unusable = {DEVICE.uuid: "XID 79"}
+            scene.driver.offer([])
+            await until(lambda: scene.reports.reasons("node"))
+            assert set(scene.reports.reasons("node")) == {"ClaimsNotServed"}
+
+    asyncio.run(story())
+
+
 def test_a_folder_that_cannot_have_sockets_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         scene = Scene(tmp_path / ("long" * 30), None)
@@ -544,6 +545,21 @@ def test_a_claim_whose_time_slice_cannot_be_set_has_no_share(folder: Path) -> No
             scene.slicing_fails = True
             assert "nvidia-smi is missing" in (await scene.prepare()).error
             assert scene.shares.released == ["u1"]
+            assert scene.sliced[-1] == (DEVICE.uuid, "default"), "of several GPUs one may have it"
+
+    asyncio.run(story())
+
+
+def test_a_running_claim_whose_time_slice_cannot_be_set_again_keeps_its_share(folder: Path) -> None:
+    """For its next pod, after a restart of the kubelet."""
+
+    async def story() -> None:
+        long = nvidias(timeSlicingConfig={"interval": "Long"})
+        async with serving(folder, long, NVIDIAS) as scene:
+            assert (await scene.prepare()).error == ""
+            scene.slicing_fails = True
+            assert "nvidia-smi is missing" in (await scene.prepare()).error
+            assert scene.shares.released == []
 
     asyncio.run(story())
 

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import get_args
 
 import yaml
+from gpus import gpu
 from own_node_twin import until
 
 from allotment.agent.config.schema import DriverName
+from allotment.agent.dra.devices import gpus_of
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
+from allotment.agent.node_state import NodeState
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.model.structs import replace
 from allotment.shares.record import LoadedShare
 
 OURS, NVIDIAS = "gpu.allotment.dev", "gpu.nvidia.com"
@@ -67,7 +71,10 @@ class Scene:
     def __init__(self) -> None:
         self.made: dict[str, Driver] = {}
         self.name: str | None = None
-        self.drivers = ResourceDrivers(self._make, name=lambda: self.name, look_s=0)
+        self.monitors: list[Owner] = []
+        self.drivers = ResourceDrivers(
+            self._make, name=lambda: self.name, monitors=lambda: self.monitors, look_s=0
+        )
 
     def _make(self, name: str) -> ResourceDriver:
         self.made[name] = Driver()
@@ -95,6 +102,14 @@ def test_each_name_is_permitted_and_has_classes() -> None:
     rules = [each["expression"] for each in policy["spec"]["validations"]]
     names = get_args(DriverName)
     assert f"variables.spec.driver in {[*names]}" in rules
+    (writes,) = (
+        rule
+        for each in yaml.safe_load_all((manifests / "agent.yaml").read_text("utf-8"))
+        if each["kind"] == "ClusterRole"
+        for rule in each["rules"]
+        if rule["resources"] == ["resourceclaims/driver"]
+    )
+    assert writes["resourceNames"] == [*names]
     for name, file in zip(names, ("device-classes", "device-classes-nvidia"), strict=True):
         text = (manifests / f"{file}.yaml").read_text("utf-8")
         for each in yaml.safe_load_all(text):
@@ -153,3 +168,50 @@ def test_a_former_driver_serves_its_claims_to_their_end() -> None:
             await task
 
     asyncio.run(story())
+
+
+def test_a_former_driver_serves_its_monitors_to_their_end() -> None:
+    """They have no share."""
+
+    async def story() -> None:
+        scene = Scene()
+        scene.name = NVIDIAS
+        owner = claimed(OURS).owner
+        assert owner is not None
+        scene.monitors = [owner]
+        scene.drivers.offer([])
+        task = asyncio.create_task(scene.drivers.run())
+        await scene.has(ours=False, nvidias=True)
+        scene.monitors = []
+        await scene.has(nvidias=True)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+
+
+def test_claims_of_another_name_are_taken_off_the_pool() -> None:
+    """kube-scheduler counts the claims of each driver by themselves."""
+    device = gpu(0)
+    share = claimed(OURS)
+    assert share.share is not None
+    held = replace(share.share.devices[0], uuid=device.uuid, memory_bytes=4 << 30)
+    shares = [replace(share, share=replace(share.share, devices=(held,)))]
+    state = NodeState(devices={device.uuid: device})
+    taken = {
+        driver: gpus_of(state, shares, None, driver=driver)[0].taken.memory
+        for driver in (OURS, NVIDIAS)
+    }
+    assert taken == {OURS: 0, NVIDIAS: 4 << 30}
+
+
+def test_the_gpu_that_is_fullest_comes_first_also_by_its_slices() -> None:
+    first, second = gpu(0), gpu(1)
+    share = claimed(OURS)
+    assert share.share is not None
+    part = replace(share.share.devices[0], uuid="MIG-1", memory_bytes=1 << 30, gpu=second.uuid)
+    shares = [replace(share, share=replace(share.share, mode="mig", devices=(part,)))]
+    state = NodeState(devices={each.uuid: each for each in (first, second)})
+    order = [each.device for each in gpus_of(state, shares, None, driver=OURS)]
+    assert order == [second, first]

@@ -165,3 +165,11 @@ def test_an_allocation_without_amounts_names_the_feature(consumed: dict[str, str
     with pytest.raises(UsageError, match="consumedCapacity") as caught:
         request_for([(device, DevicePart(uuid="GPU-0"))], (), asks_compute=True)
     assert "DRAConsumableCapacity" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("amounts", [("0", "30"), ("4Gi", "101"), ("4Gi", "1E")])
+def test_an_allocation_that_no_scheduler_makes_is_refused(amounts: tuple[str, str]) -> None:
+    """Whoever may write a claim's status can forge it."""
+    memory, compute = amounts
+    with pytest.raises(UsageError, match="consumedCapacity is impossible"):
+        request_for([part(memory=memory, compute=compute)], (), asks_compute=True)
