@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from claims import API, DRIVER, claim, claiming, install_classes, published, share, written
 from installing import ROOT
+from scheduling import Scheduler, gpu_pod, placements, scheduler_config
 from stories import (
     GIB,
     SOFT,
@@ -287,3 +291,57 @@ def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods)
     wait_until(lambda: not node.shares(), "end of the share")
     specs = node.cluster.node.path("/run/cdi")
     wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)
+
+
+def explained(pods: Pods, name: str) -> Json:
+    """What `allot explain claim` says."""
+    command = [*(sys.executable, "-m", "allotment", "explain", "claim", "-o", "json")]
+    command += [f"{pods.namespace}/{name}", "--kubeconfig", str(pods.cluster.kubeconfig)]
+    found: Json = json.loads(pods.cluster.node.run(command).stdout)
+    return found
+
+
+def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
+    testbed_machine: None, tmp_path: Path
+) -> None:
+    """On a cluster of its own: kube-scheduler asks the extender, and the node's agent is away."""
+    del testbed_machine
+    with (
+        Cluster(state=tmp_path, scheduler_config=scheduler_config()) as own,
+        node_agent(own, SOFT) as agent,
+        Scheduler(own),
+    ):
+        install_classes(own)
+        wait_until(lambda: published(own), "slices", explain=agent.explain)
+        made = Pods(own, own.make_namespace("before-prepare"))
+        agent.end(signal.SIGKILL)
+        for name in ("first", "second"):
+            claim(made, name, share(memory="60Gi"))
+            made.create(claiming(name, burn_and_stay("1Gi"), name))
+            made.wait_event(name, reason="FailedPrepareDynamicResources")
+        pods_path = f"/api/v1/namespaces/{made.namespace}/pods"
+
+        def placed() -> set[str]:
+            return {*placements(own.api.items(pods_path))}
+
+        assert explained(made, "first")["state"] == "allocated"
+        claim(made, "third", share(memory="60Gi"))
+        waits = explained(made, "third")
+        assert (waits["state"], waits["fitting"]) == ("pending", [])
+        assert "need 60Gi of memory on a device" in waits["requests"][0]["refused"][0]["message"]
+        made.create(gpu_pod("large", memory="30Gi", compute=None))
+        made.wait_event("large", reason="FailedScheduling")
+        made.create(gpu_pod("small", memory="10Gi", compute=None))
+        wait_until(lambda: "small" in placed(), "placement", explain=agent.explain)
+        assert placed() == {"small"}
+        agent.again()
+        for name in ("first", "second"):
+            assert burnt(made, name).total_bytes == 60 * GIB
+        wait_until(lambda: explained(made, "first")["state"] == "prepared", "a status")
+        (device,) = explained(made, "first")["devices"]
+        assert (device["mode"], device["memory_limit_bytes"]) == ("soft", 60 * GIB)
+        assert placed() == {"small"}
+        own.api.delete(f"{pods_path}/first", gracePeriodSeconds="0")
+        own.api.delete(f"{API}/namespaces/{made.namespace}/resourceclaims/first")
+        wait_until(lambda: "large" in placed(), "placement", explain=agent.explain)
+        made.delete()

@@ -243,7 +243,7 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
         *(("pods", verb, "") for verb in ("get", "list", "watch")),
         *(
             (each, verb, "")
-            for each in ("nodes", "resourcequotas", "poddisruptionbudgets")
+            for each in ("nodes", "resourceclaims", "resourcequotas", "poddisruptionbudgets")
             for verb in ("list", "watch")
         ),
         ("pods/binding", "create", ""),

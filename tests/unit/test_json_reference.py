@@ -23,6 +23,7 @@ from allotment.burn.reports import (
 from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
+from allotment.cli.explain_claim import claim_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
@@ -35,6 +36,12 @@ from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.modes.mig.apply import GpuChange
 from allotment.placement.explain import RefusalGroup, refuse
+from allotment.scheduler.explain_claim import (
+    ClaimedDevice,
+    ClaimExplanation,
+    ClaimRequest,
+    ClaimState,
+)
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
     Explanation,
@@ -230,8 +237,45 @@ def explain_example() -> object:
         proposal=(asked,),
         refused=(RefusalGroup("no-gpu", "need a GPU, have no GPU", ("b",), "they are T4"),),
         others=("nvidia.com/gpu",),
+        claims=("mine",),
     )
     return explain_document(explanation, ["quotas: refused"])
+
+
+def claim_example() -> object:
+    """What `allot explain claim` prints of a claim of which there is everything to say."""
+    device = ClaimedDevice(
+        request="gpu",
+        driver="gpu.allotment.dev",
+        node="a",
+        device="gpu-4a0ae330",
+        uuid=UUID,
+        consumed={"memory": "4Gi"},
+        is_admin=False,
+        data={"compute": {"guarantee_percent": 30, "ceiling_percent": 80}},
+    )
+    request = ClaimRequest(
+        name="gpu",
+        device_class="share.allotment.dev",
+        count=1,
+        amounts={"memory": "4Gi"},
+        selectors=("true",),
+        fitting=("a",),
+        refused=(RefusalGroup("gpu-memory", "need 4Gi", ("b",)),),
+        not_evaluated=("true",),
+    )
+    return claim_document(
+        ClaimExplanation(
+            namespace="lab",
+            name="one",
+            uid="0",
+            state=ClaimState.PREPARED,
+            pods=("train",),
+            devices=(device,),
+            requests=(request,),
+            fitting=("a",),
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,8 +286,9 @@ def explain_example() -> object:
         ("allot ps", shares_example()),
         ("allot burn", burn_example()),
         ("allot explain pod", explain_example()),
+        ("allot explain claim", claim_example()),
     ],
-    ids=["devices", "mig plan", "ps", "burn", "explain"],
+    ids=["devices", "mig plan", "ps", "burn", "explain", "explain claim"],
 )
 def test_fields_are_the_documented_ones(command: str, document: object) -> None:
     assert set(fields(document)) == documented(command)

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final, NoReturn
 
-from allotment.agent.allocation.reconcile import placed_slices, unplaced
+from allotment.agent.allocation.reconcile import claimed, placed_slices, unplaced
 from allotment.agent.mig.state import CutGpu
 from allotment.agent.node_state import AnnotatedNode, NodeState, poll_folders
 from allotment.agent.protocols import Pods, Reports
@@ -52,11 +52,13 @@ def build_inventory(
     *,
     taken: Mapping[str, TakenPart],
     placed: Collection[tuple[str, MigPlace]] = (),
+    claims: Collection[str] = (),
 ) -> NodeInventory | None:
     """Return the inventory for schedulers; None: no device of the node is given in parts.
 
     `problems` and `taken` are by UUID. `placed` are slices with a placement: a scheduler counts
-    them itself. The node's name, CPU and memory are not in the annotation.
+    them itself. `claims` are shares of ResourceClaims: a scheduler counts them itself while they
+    are not in the inventory. The node's name, CPU and memory are not in the annotation.
     """
     offer, cut_gpus = state.offer, state.cut_gpus
     devices = [as_whole(state.devices[uuid]) for uuid in offer.parted if uuid in state.devices]
@@ -100,6 +102,7 @@ def build_inventory(
         devices=tuple(map(described, devices)),
         host_budget_bytes=default_host_budget(devices),
         resized=state.resized,
+        claims=frozenset(claims),
         links={(pair[0], pair[1]): points for pair, points in pairs.items() if len(pair) > 1},
     )
 
@@ -209,6 +212,7 @@ class InventoryPublisher:
                 },
                 taken=unplaced(shares, self._pods.get),
                 placed=placed_slices(self._pods.all()),
+                claims=claimed(shares, state.cut_gpus.values()),
             )
             text = None if inventory is None else encode(inventory)
         except (AllotError, ValueError) as error:

@@ -1,67 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot explain`: why a pod is on its node, or why it waits."""
+"""`allot explain`: why a pod is on its node, or why it waits; the same of a ResourceClaim."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import shutil
-import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from allotment.cli.documents import print_document
-from allotment.cli.options import installed, output_option, usual_kubeconfig
+from allotment.cli.explain_claim import claim
+from allotment.cli.options import installed, of_cluster, output_option, pod_names, read_of_cluster
 from allotment.cli.scheduler_options import preferred_modes, systems
-from allotment.cli.tables import Column, print_table, short_uuid
+from allotment.cli.tables import Column, named_nodes, print_lines, print_table, short_uuid
 from allotment.model.compute import DEFAULT_FLOOR, WHOLE
-from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import SOFT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from allotment.dialects.foreign.settings import DialectSettings
     from allotment.model.mig import MigPlace
-    from allotment.placement.explain import RefusalGroup
-    from allotment.scheduler.explain_evidence import ContainerSummary, Evidence, Explanation
+    from allotment.scheduler.explain_evidence import ContainerSummary, Explanation
 
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMED: Final = 3
 
 
-@click.group(short_help="Explain why a pod is on its node, or why it waits.")
+@click.group(short_help="Explain why a pod or a claim has its GPUs, or why it waits.")
 def command() -> None:
     """Explain decisions of the scheduler.
 
     \b
-    Example:
+    Examples:
       allot explain pod ml/train
+      allot explain claim ml/quarter
     """  # noqa: D301 - click's mark
+
+
+command.add_command(claim)
 
 
 @command.command(short_help="Explain why a pod is on its node, or why it waits.")
 @click.argument("pod", metavar="[NAMESPACE/]NAME")
-@click.option(
-    *("--namespace", "-n"),
-    metavar="NAMESPACE",
-    help="Namespace of the pod, if its name has none.  [default: the context's]",
-)
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's service account, or"
-    " ~/.kube/config]",
-)
-@click.option(
-    "--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"
-)
+@of_cluster
 @click.option(
     "--policy",
     "policies",
@@ -139,18 +121,21 @@ def pod(
     with installed("allot explain", extra="kubernetes"):
         from allotment.placement.policies import make
         from allotment.scheduler.explain import explained
+        from allotment.scheduler.explain_evidence import read_evidence
         from allotment.scheduler.settings import read_file_settings
     node_policies, device_policies = _policies(policies), _policies(gpu_policies)
     for policy in (*node_policies, *device_policies):
         make(policy)
     default_modes = preferred_modes(modes)
-    evidence = _read_evidence(
-        kubeconfig or usual_kubeconfig(),
+    dialect_settings, adopted = read_file_settings(dialects).dialects, systems(take_over)
+    evidence = read_of_cluster(
+        kubeconfig,
         context,
-        space,
-        name,
-        settings=read_file_settings(dialects).dialects,
-        systems=systems(take_over),
+        lambda api: read_evidence(
+            api, space or api.namespace, name, settings=dialect_settings, systems=adopted
+        ),
+        rights="get and list pods and to list nodes in the whole cluster",
+        check="list pods -A",
     )
     explanation = explained(
         evidence,
@@ -165,24 +150,6 @@ def pod(
         print_document(document(explanation, evidence.problems), output)
     else:
         print_explanation(explanation)
-
-
-def pod_names(text: str, namespace: str | None) -> tuple[str, str]:
-    """Return the namespace (empty: the context's) and the name. Raises `UsageError`."""
-    space, slash, name = text.rpartition("/")
-    if namespace is not None:
-        if slash and space != namespace:
-            raise UsageError(
-                f"{text!r} is in namespace {space!r}, but --namespace is {namespace!r}",
-                hint="give the namespace once",
-            )
-        space, slash = namespace, "/"
-    if not _NAME.fullmatch(name) or (slash and not _SPACE.fullmatch(space)):
-        raise UsageError(
-            f"{text!r} is not a pod name",
-            hint="write NAMESPACE/NAME, for example: allot explain pod ml/train",
-        )
-    return space, name
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -202,41 +169,6 @@ def _left_out(problems: Sequence[str]) -> Iterator[str]:
         yield f"left out: {len(others) - _NAMED} more; -o json lists all"
 
 
-def _read_evidence(
-    kubeconfig: Path | None,
-    context: str | None,
-    namespace: str,
-    name: str,
-    *,
-    settings: DialectSettings,
-    systems: Collection[str],
-) -> Evidence:
-    """Read the pod and the cluster, with hints for a command in place of a daemon."""
-    from allotment.kube.clients import connect
-    from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
-    from allotment.scheduler.explain_evidence import read_evidence
-
-    async def read() -> Evidence:
-        async with connect(kubeconfig, context=context) as api:
-            return await read_evidence(
-                api, namespace or api.namespace, name, settings=settings, systems=systems
-            )
-
-    try:
-        return asyncio.run(read())
-    except ObjectMissingError as error:
-        raise NotFoundError(error.message, hint=error.hint) from error
-    except UnreachableError as error:
-        hint = "check that `kubectl get nodes` works with this kubeconfig"
-        raise UnreachableError(error.message, hint=hint) from error
-    except DeniedError as error:
-        hint = (
-            "this needs the rights to get and list pods and to list nodes in the whole cluster;"
-            " check: kubectl auth can-i list pods -A"
-        )
-        raise DeniedError(error.message, hint=hint, status=error.status) from error
-
-
 def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str, Any]:
     condition = explanation.condition
     return {
@@ -251,6 +183,7 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
         "policies_of_pod": explanation.is_own_policy,
         "containers": [_container(item) for item in explanation.containers],
         "other_resources": list(explanation.others),
+        "claims": list(explanation.claims),
         "obstacles": [
             {"kind": str(item.reason), "message": item.text, "hint": item.hint or None}
             for item in explanation.obstacles
@@ -308,33 +241,15 @@ def _container(asked: ContainerSummary) -> dict[str, Any]:
 
 def print_explanation(explanation: Explanation) -> None:
     is_waiting = explanation.standing == "pending"
-    _print_lines(_lines(explanation))
+    print_lines(_lines(explanation))
     if not is_waiting:
         _print_parts("Its GPUs:", explanation.containers)
-    _print_lines(_obstacles(explanation))
-    _print_lines(_nodes(explanation))
+    print_lines(_obstacles(explanation))
+    print_lines(_nodes(explanation))
     if is_waiting:
         title = "Otherwise it would get:" if explanation.obstacles else "It would get:"
         _print_parts(title, explanation.proposal)
-    _print_lines(_scheduler_message(explanation))
-
-
-def _print_lines(lines: Iterator[str]) -> None:
-    """Print lines, wrapped on a terminal with their indentation."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        shown = [line]
-        if 0 < width < len(line) and len(indent) < width // 2:
-            shown = textwrap.wrap(
-                line,
-                width,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        for part in shown:
-            click.echo(part)
+    print_lines(_scheduler_message(explanation))
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:
@@ -357,6 +272,9 @@ def _lines(explanation: Explanation) -> Iterator[str]:
             else ""
         )
         yield f"It requests no part of a GPU from Allotment{others}."
+    for name in explanation.claims:
+        where = f"{explanation.namespace}/{name}"
+        yield f"  uses the ResourceClaim {name}: see `allot explain claim {where}`"
 
 
 def _why(explanation: Explanation) -> str:
@@ -442,7 +360,7 @@ def _nodes(explanation: Explanation) -> Iterator[str]:
     yield ""
     yield _room(explanation)
     for group in explanation.refused:
-        yield f"  {_whose(group)}: {group.text}"
+        yield f"  {named_nodes(group.nodes)}: {group.text}"
         if group.note:
             yield f"    {group.note}"
     if explanation.beyond is not None:
@@ -473,11 +391,3 @@ def _room(explanation: Explanation) -> str:
         f"Not counting its own use, it fits on {number} of {of} now; by {by} its own node ranks"
         f" number {explanation.rank}."
     )
-
-
-def _whose(group: RefusalGroup) -> str:
-    names = ", ".join(group.nodes[:_NAMED])
-    if len(group.nodes) == 1:
-        return names
-    more = ", ..." if len(group.nodes) > _NAMED else ""
-    return f"{format_count(len(group.nodes), 'node')} ({names}{more})"

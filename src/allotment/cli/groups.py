@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "front": "Keep this node's GPUs offered while the agent is away.",
     "simulate": "Replay a trace or a live cluster with scheduling policies.",
     "scheduler": "Choose nodes and GPUs for pods: the kube-scheduler extender.",
-    "explain": "Explain why a pod is on its node, or why it waits.",
+    "explain": "Explain why a pod or a claim has its GPUs, or why it waits.",
     "burn": "Run a GPU workload and report the result.",
     "demo": "Watch two programs share a GPU.",
     "doctor": "Check the prerequisites of this machine, and print fixes.",

@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from allotment.kube.clients import Api
     from allotment.model.compute import Compute
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -248,3 +249,89 @@ def usual_kubeconfig() -> Path | None:
         return next((path for path in named if path.exists()), named[0])
     usual = Path.home() / ".kube" / "config"
     return usual if "KUBERNETES_SERVICE_HOST" not in os.environ and usual.exists() else None
+
+
+# ---- commands that read a cluster ----------------------------------------------------------------
+
+_NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_SPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
+
+def of_cluster(command: _F) -> _F:
+    """Add the options that say which cluster."""
+    for option in (
+        click.option(
+            "--context",
+            metavar="NAME",
+            help="Context of the kubeconfig.  [default: the current one]",
+        ),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's service"
+            " account, or ~/.kube/config]",
+        ),
+        click.option(
+            *("--namespace", "-n"),
+            metavar="NAMESPACE",
+            help="Namespace, if the name has none.  [default: the context's]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def pod_names(text: str, namespace: str | None, *, kind: str = "pod") -> tuple[str, str]:
+    """Return the namespace (empty: the context's) and the name. Raises `UsageError`."""
+    import re
+
+    from allotment.model.errors import UsageError
+
+    space, slash, name = text.rpartition("/")
+    if namespace is not None:
+        if slash and space != namespace:
+            raise UsageError(
+                f"{text!r} is in namespace {space!r}, but --namespace is {namespace!r}",
+                hint="give the namespace once",
+            )
+        space, slash = namespace, "/"
+    if not re.fullmatch(_NAME, name) or (slash and not re.fullmatch(_SPACE, space)):
+        raise UsageError(
+            f"{text!r} is not a {kind} name",
+            hint=f"write NAMESPACE/NAME, for example: allot explain {kind} ml/train",
+        )
+    return space, name
+
+
+_Evidence = TypeVar("_Evidence")
+
+
+def read_of_cluster(
+    kubeconfig: Path | None,
+    context: str | None,
+    read: "Callable[[Api], Awaitable[_Evidence]]",
+    *,
+    rights: str,
+    check: str,
+) -> _Evidence:
+    """Read from the API server, with hints for a command in place of a daemon."""
+    import asyncio
+
+    from allotment.kube.clients import connect
+    from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
+    from allotment.model.errors import NotFoundError
+
+    async def connected() -> _Evidence:
+        async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
+            return await read(api)
+
+    try:
+        return asyncio.run(connected())
+    except ObjectMissingError as error:
+        raise NotFoundError(error.message, hint=error.hint) from error
+    except UnreachableError as error:
+        hint = "check that `kubectl get nodes` works with this kubeconfig"
+        raise UnreachableError(error.message, hint=hint) from error
+    except DeniedError as error:
+        hint = f"this needs the rights to {rights}; check: kubectl auth can-i {check}"
+        raise DeniedError(error.message, hint=hint, status=error.status) from error

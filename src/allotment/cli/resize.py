@@ -15,6 +15,7 @@ from allotment.cli.options import (
     changed_compute_options,
     complete_share,
     installed,
+    pod_names,
     state_option,
     usual_kubeconfig,
 )
@@ -174,8 +175,6 @@ def _resize_pod(
     context: str | None,
 ) -> None:
     """Ask for other amounts of a pod. Raises `AllotError`."""
-    from allotment.cli.explain import pod_names
-
     with installed("allot resize --pod", extra="kubernetes"):
         from allotment.dialects.own.annotations import changed_wish
         from allotment.kube.bindings import write_wish

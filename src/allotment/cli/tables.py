@@ -6,7 +6,7 @@ Colour carries no meaning of its own. A table fits the width of a terminal; in a
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -208,3 +208,35 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int 
 def _padded(cell: str, width: int, *, is_number: bool) -> str:
     blanks = " " * (width - _cells(cell))
     return blanks + cell if is_number else cell + blanks
+
+
+def print_lines(lines: Iterator[str]) -> None:
+    """Print lines, wrapped on a terminal with their indentation."""
+    import textwrap
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        shown = [line]
+        if 0 < width < len(line) and len(indent) < width // 2:
+            shown = textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        for part in shown:
+            click.echo(part)
+
+
+_NAMED: Final = 3
+
+
+def named_nodes(nodes: Sequence[str]) -> str:
+    """Return the name of one node, or the number of several with some of their names."""
+    names = ", ".join(nodes[:_NAMED])
+    if len(nodes) == 1:
+        return names
+    more = ", ..." if len(nodes) > _NAMED else ""
+    return f"{len(nodes)} nodes ({names}{more})"

@@ -14,13 +14,19 @@ from http import HTTPStatus
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import aiohttp
 import msgspec
 
 from allotment.kube.credentials import SERVICE_ACCOUNT, ApiServer, find_api_server
-from allotment.kube.errors import KubeError, ObjectMissingError, explain_failure, explain_refusal
+from allotment.kube.errors import (
+    DeniedError,
+    KubeError,
+    ObjectMissingError,
+    explain_failure,
+    explain_refusal,
+)
 
 _CONNECT_S: Final = 5.0
 _READ: Final = aiohttp.ClientTimeout(total=30.0, sock_connect=_CONNECT_S, sock_read=15.0)
@@ -402,3 +408,27 @@ async def find(api: Api, path: str, decoder: "msgspec.json.Decoder[T]", *, asked
         return await read(api, path, decoder, asked=asked)
     except ObjectMissingError:
         return None
+
+
+_ABSENT_S: Final = 300.0
+"""Between two looks for an API that the server lacks."""
+_ANY: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+async def until_served(api: Api, path: str, *, on_absent: Callable[[], None]) -> None:
+    """Return once the server has an API: it may be upgraded.
+
+    `on_absent` is called when it lacks it, or does not say.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            if await find(api, path, _ANY, asked=f"look for {path}") is not None:
+                return
+            on_absent()
+            wait_s = _ABSENT_S
+        except KubeError as error:
+            if isinstance(error, DeniedError):
+                on_absent()
+            wait_s = backoff.next(at_least_s=error.retry_after_s)
+        await asyncio.sleep(wait_s)

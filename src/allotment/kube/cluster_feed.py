@@ -18,8 +18,9 @@ import structlog
 from allotment.dialects.foreign.adoption import may_be_given
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER
 from allotment.dialects.own.placement import PLACEMENT, placement_of, read_booking
-from allotment.kube.clients import Api, Backoff, read
-from allotment.kube.errors import KubeError
+from allotment.dialects.own.resource_claims import ResourceClaim
+from allotment.kube.clients import Api, Backoff, read, until_served
+from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
 from allotment.kube.objects import (
     ENDED,
@@ -35,7 +36,8 @@ from allotment.kube.objects import (
     requests_of,
     to_pod,
 )
-from allotment.kube.watching import Following, Subject
+from allotment.kube.resource_claims import API, CLAIMS, ClaimObject, followed_claim
+from allotment.kube.watching import Following, Signal, Subject
 from allotment.model.clusters import (
     NO_LABELS,
     ClusterPod,
@@ -181,10 +183,66 @@ def _asks(item: PodObject) -> bool:
     return any(name.startswith(_OURS) for name in _resources(item))
 
 
+ClaimListener = Callable[[PodUid, ResourceClaim | None], None]
+"""Receives the uid of each claim that came or changed, or that has ended (None)."""
+
+
+_REFUSALS = (DeniedError, ObjectMissingError)
+
+
+class _ClaimFeed:
+    """Claims that wait or have devices of a driver of ours, of a server that has claims."""
+
+    def __init__(self, api: Api, tell: ClaimListener, *, backoff: Backoff | None) -> None:
+        self._api = api
+        self.is_synced = False
+        """Also without claims: the server lacks them, or this account may not list them."""
+        self._claims: Following[ClaimObject, ResourceClaim | None] = Following(
+            api,
+            Subject("resourceclaims", CLAIMS, ClaimObject, followed_claim, page=_PAGE),
+            backoff=backoff,
+            on_change=lambda uid, claim: tell(PodUid(uid), claim),
+        )
+
+    async def run(self) -> NoReturn:
+        await until_served(self._api, API, on_absent=self._settle)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._claims.run())
+            async for _ in self.signal.changes():
+                if self._claims.is_synced or isinstance(self.problem, _REFUSALS):
+                    break
+            self._settle()
+        raise AssertionError("watches never end")
+
+    def _settle(self) -> None:
+        self.is_synced = True
+        self.signal.notify()
+
+    @property
+    def signal(self) -> Signal:
+        return self._claims.signal
+
+    @property
+    def problem(self) -> KubeError | None:
+        return self._claims.problem
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        return self._claims.unread
+
+
 class ClusterFeed:
     """All pods and nodes. Needs `run` running; the listener is called in its loop."""
 
-    def __init__(self, api: Api, listener: Listener, *, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        listener: Listener,
+        *,
+        claims: ClaimListener | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`claims` gets the allocated claims; None: they are not followed."""
         self._api = api
         self._listener = listener
         self._reader = _NodeReader()
@@ -200,23 +258,32 @@ class ClusterFeed:
             backoff=backoff,
             on_change=self._pod_changed,
         )
+        self._claims = None if claims is None else _ClaimFeed(api, claims, backoff=backoff)
         self._names: dict[str, str] = {}
         """Names of nodes by uid: a deletion is reported by uid."""
         self._left_out: dict[str, str] = {}
 
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._nodes.run())
-            group.create_task(self._pods.run())
+            for each in self._sources:
+                group.create_task(each.run())
         raise AssertionError("watches never end")
 
     @property
+    def _sources(
+        self,
+    ) -> tuple[
+        Following[NodeObject, _ClusterNode] | Following[PodObject, ClusterPod] | _ClaimFeed, ...
+    ]:
+        return (self._nodes, self._pods, *([self._claims] if self._claims else []))
+
+    @property
     def is_synced(self) -> bool:
-        return self._nodes.is_synced and self._pods.is_synced
+        return all(each.is_synced for each in self._sources)
 
     @property
     def problems(self) -> tuple[KubeError, ...]:
-        return tuple(problem for problem in (self._nodes.problem, self._pods.problem) if problem)
+        return tuple(each.problem for each in self._sources if each.problem)
 
     @property
     def pods(self) -> Mapping[str, ClusterPod]:
@@ -224,9 +291,9 @@ class ClusterFeed:
         return self._pods.values
 
     async def wait_synced(self) -> None:
-        for following in (self._nodes, self._pods):
-            async for _ in following.signal.changes():
-                if following.is_synced:
+        for each in self._sources:
+            async for _ in each.signal.changes():
+                if each.is_synced:
                     break
 
     async def look(self) -> None:
@@ -253,7 +320,8 @@ class ClusterFeed:
         Such a node has no devices; such a pod keeps its last valid state, because its devices may
         be in use.
         """
-        return {**self._nodes.unread, **self._pods.unread, **self._left_out}
+        unread = (each.unread for each in self._sources)
+        return {**{uid: why for each in unread for uid, why in each.items()}, **self._left_out}
 
     def _node_changed(self, uid: str, node: _ClusterNode | None) -> None:
         self._left_out.pop(uid, None)

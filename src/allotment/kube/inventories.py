@@ -41,6 +41,8 @@ wide as the node with the most devices, so the limit bounds how far one node can
 decisions."""
 MOST_RESIZED: Final = 1024
 """Pods of a node that were resized: more than any node runs."""
+MOST_CLAIMS: Final = 2048
+"""Shares of claims: more than the devices of a node can have."""
 LONGEST_PROBLEM: Final = 200
 _LONGEST_UUID: Final = 128
 _LONGEST_NAME: Final = 256
@@ -139,14 +141,15 @@ class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
       "memory": BYTES, "index": 0, "numa": 0, "problem": "...",
       "taken": {"memory": BYTES, "guarantee": 3000, "shares": 1, "mode": "soft"},
       "mig": {"profiles": 0, "on": false, "slices": [["1g.10gb", 4, "idle"], ...]}}, ...],
-     "links": [[0, 1, 60], ...], "resized": {"POD'S UID": 1, ...},
+     "links": [[0, 1, 60], ...], "resized": {"POD'S UID": 1, ...}, "claims": ["SHARE", ...],
      "profiles": [[["1g.10gb", 19, 1, BYTES, 1, [0, 1, 2, 3, 4, 5, 6], 7, 16], ...], ...]}
 
     `guarantee` is in basis points of a device's time. A link names two devices by their place in
     the list. `mig` has the place of the device's list of profiles, its MIG mode, and the slices
     without a placement of ours: `idle`, `used` (without a scheduler) or `foreign`. `mig_off`
     replaces `mig` with the reason while MIG mode stays off. `resized` has the last resize in force,
-    by its generation. For a profile's fields see `_Profile`.
+    by its generation. `claims` has the shares of ResourceClaims that the amounts count. For a
+    profile's fields see `_Profile`.
     """
 
     # No default, so that it is always written.
@@ -159,6 +162,7 @@ class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = ()
     profiles: Annotated[tuple[_Profiles, ...], Meta(max_length=MOST_LISTS)] = ()
     resized: Annotated[dict[_PodUid, int], Meta(max_length=MOST_RESIZED)] = {}
+    claims: Annotated[tuple[_Word, ...], Meta(max_length=MOST_CLAIMS)] = ()
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -194,6 +198,7 @@ def encode(inventory: NodeInventory) -> str:
         host=inventory.host_budget_bytes,
         links=tuple(links),
         resized=dict(sorted(inventory.resized.items())[:MOST_RESIZED]),
+        claims=tuple(sorted(inventory.claims)[:MOST_CLAIMS]),
         profiles=tuple(
             tuple(_Profile(*msgspec.structs.astuple(profile)) for profile in listed)
             for listed in profiles
@@ -243,6 +248,7 @@ def decode(name: str, text: str, *, cpu_milli: int = 0, memory_bytes: int = 0) -
         host_budget_bytes=document.host,
         links=links,
         resized={PodUid(uid): generation for uid, generation in document.resized.items()},
+        claims=frozenset(document.claims),
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster's state at one moment: its nodes with devices, and its pods.
+"""A cluster's state at one moment: its nodes with devices, its pods and claims.
 
 Read once by lists. GPUs that other systems gave to running pods count by their records: of all
 systems with records, or of those that a scheduler takes over.
@@ -12,11 +12,12 @@ import msgspec
 
 from allotment.dialects.foreign.adoption import adopted_usage
 from allotment.dialects.foreign.base import ForeignDialect
+from allotment.dialects.foreign.claim_bookings import claim_booking
 from allotment.dialects.foreign.settings import SYSTEMS, foreign_dialects
 from allotment.dialects.own.registry import NeedSettings, need_of
 from allotment.kube.clients import Api
 from allotment.kube.cluster_feed import to_cluster_pod
-from allotment.kube.errors import GoneError
+from allotment.kube.errors import DeniedError, GoneError, ObjectMissingError
 from allotment.kube.inventories import inventory_of
 from allotment.kube.objects import (
     ENDED,
@@ -24,6 +25,7 @@ from allotment.kube.objects import (
     NodeObject,
     PodObject,
 )
+from allotment.kube.resource_claims import CLAIMS, ClaimObject, allocated_claim
 from allotment.kube.watching import decoder_of_lists, pages
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
@@ -88,6 +90,8 @@ class LiveCluster(msgspec.Struct, frozen=True):
     """Objects that could not be read, and are left out."""
     without_devices: tuple[str, ...] = ()
     """Names of nodes without an inventory."""
+    claims: tuple[PodBooking, ...] = ()
+    """What allocated ResourceClaims take that the nodes do not count yet."""
 
 
 async def read_cluster(
@@ -106,7 +110,7 @@ async def read_cluster(
     problems: list[str] = []
     nodes = []
     others = []
-    for node in await _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
+    for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             inventory = inventory_of(node)
         except UsageError as error:
@@ -117,7 +121,7 @@ async def read_cluster(
         else:
             nodes.append(inventory)
     pods = []
-    for item in await _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+    for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue
@@ -151,7 +155,28 @@ async def read_cluster(
         except UsageError as error:
             problems.append(f"GPUs of another system: {error.message}")
     pods.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
-    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
+    claims = await _claims(api, by_name, problems)
+    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)), claims)
+
+
+async def _claims(
+    api: Api, nodes: Mapping[str, NodeInventory], problems: list[str]
+) -> tuple[PodBooking, ...]:
+    """Return what claims take that their nodes do not count; none of a server without claims."""
+    try:
+        items = await listed(api, CLAIMS, ClaimObject, asked="list resourceclaims")
+    except ObjectMissingError:
+        return ()
+    except DeniedError as error:
+        problems.append(f"claims: {error.message}")
+        return ()
+    claims = [claim for item in items if (claim := allocated_claim(item)) is not None]
+    bookings = (
+        claim_booking(claim, node)
+        for claim in claims
+        if (node := nodes.get(claim.devices[0].pool)) is not None
+    )
+    return tuple(each for each in bookings if each is not None)
 
 
 def _with_devices(
@@ -170,7 +195,7 @@ def _with_devices(
     return replace(pod, booking=replace(pod.booking, containers=usage.containers))
 
 
-async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+async def listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
     """Return a whole list; list again if it expired between two pages."""
     decoder = decoder_of_lists(kind)
     params = {"limit": str(_PAGE)}

@@ -139,6 +139,8 @@ class PodSpec(Narrow):
     tolerations: msgspec.Raw = _NULL
     scheduling_gates: list[dict[str, str]] | None = None
     host_pid: bool | None = msgspec.field(default=None, name="hostPID")
+    resource_claims: msgspec.Raw = _NULL
+    """Undecoded: few pods have them."""
 
 
 class Terminated(Narrow):
@@ -172,6 +174,7 @@ class PodStatus(Narrow):
     phase: str = ""
     nominated_node_name: str = ""
     """The node that kube-scheduler tries first."""
+    resource_claim_statuses: msgspec.Raw = _NULL
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     resource_claim_statuses: list[PodClaim] | None = None
@@ -184,6 +187,29 @@ class PodObject(Narrow):
     metadata: Metadata
     spec: PodSpec
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+class _PodClaim(Narrow):
+    """An entry of `spec.resourceClaims` or of `status.resourceClaimStatuses`."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+_pod_claims: Final = msgspec.json.Decoder(list[_PodClaim] | None)
+
+
+def claim_names_of(item: PodObject) -> tuple[str, ...]:
+    """Return the names of a pod's ResourceClaims, as far as they are known."""
+    if item.spec.resource_claims == _NULL:
+        return ()
+    try:
+        used = _pod_claims.decode(item.spec.resource_claims) or ()
+        made = _pod_claims.decode(item.status.resource_claim_statuses) or ()
+    except msgspec.MsgspecError:
+        return ()  # the API server admits no such pod
+    names = {each.name: each.resource_claim_name for each in (*used, *made)}
+    return tuple(name for name in names.values() if name)
 
 
 _managed: Final = msgspec.json.Decoder(list[ManagedFields] | None)

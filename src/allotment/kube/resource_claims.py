@@ -9,7 +9,14 @@ from typing import Any, Final, NoReturn
 import msgspec
 import structlog
 
-from allotment.dialects.own.resource_claims import AllocatedDevice, Parameters
+from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
+from allotment.dialects.own.resource_claims import (
+    DRIVER,
+    AllocatedDevice,
+    Parameters,
+    ResourceClaim,
+    WantedDevices,
+)
 from allotment.kube.clients import Api, Backoff, PatchKind, find
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
@@ -17,9 +24,11 @@ from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
 
 API: Final = "/apis/resource.k8s.io/v1"
-_SLICES: Final = f"{API}/resourceslices"
-_ABSENT_S: Final = 300.0
-"""Between two looks for an API that the server lacks."""
+CLAIMS: Final = f"{API}/resourceclaims"
+"""Of all namespaces."""
+SLICES: Final = f"{API}/resourceslices"
+DRIVERS: Final = (DRIVER, NVIDIAS_DRIVER)
+"""The names that Allotment's driver has by its configuration."""
 _GATHER_S: Final = 0.02
 _TRIES: Final = 3
 """To write a status whose claim changes meanwhile."""
@@ -60,61 +69,113 @@ class _Allocation(Narrow):
     devices: _Devices | None = None
 
 
+class _User(Narrow):
+    resource: str = ""
+    name: str = ""
+
+
 class _Status(Narrow):
     allocation: _Allocation | None = None
     devices: list[dict[str, Any]] | None = None
+    reserved_for: list[_User] | None = None
 
 
 class _Capacity(Narrow):
     requests: dict[str, str] | None = None
 
 
-class _Exact(Narrow):
+class Selector(Narrow):
+    """Of a request or a device class."""
+
+    cel: dict[str, str] | None = None
+
+
+class Toleration(Narrow):
+    """Of a device's taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class RequestedDevices(Narrow):
+    """An exact request, or an alternative with its name."""
+
     name: str = ""
+    device_class_name: str = ""
+    count: int | None = None
+    allocation_mode: str = ""
+    admin_access: bool | None = None
+    selectors: list[Selector] | None = None
+    tolerations: list[Toleration] | None = None
     capacity: _Capacity | None = None
+
+    @property
+    def amounts(self) -> Mapping[str, str]:
+        """The capacities that it names."""
+        return (self.capacity.requests if self.capacity else None) or {}
 
 
 class _Request(Narrow):
     name: str = ""
-    exactly: _Exact | None = None
-    first_available: list[_Exact] | None = None
+    exactly: RequestedDevices | None = None
+    first_available: list[RequestedDevices] | None = None
 
 
 class _Requests(Narrow):
     requests: list[_Request] | None = None
+    constraints: list[dict[str, Any]] | None = None
 
 
 class _Spec(Narrow):
     devices: _Requests | None = None
 
 
-class _Claim(Narrow):
+class ClaimObject(Narrow):
+    """A ResourceClaim."""
+
     metadata: Metadata
     spec: _Spec | None = None
     status: _Status | None = None
 
+    def requests(self) -> Iterator[tuple[str, RequestedDevices]]:
+        """Yield its requests, `REQUEST` or `REQUEST/ALTERNATIVE`."""
+        for request in (
+            self.spec.devices.requests if self.spec and self.spec.devices else None
+        ) or ():
+            if request.exactly is not None:
+                yield request.name, request.exactly
+            for each in request.first_available or ():
+                yield f"{request.name}/{each.name}", each
 
-_CLAIM = msgspec.json.Decoder(_Claim)
+    def results(self) -> Sequence[_Result]:
+        """Return its allocated devices, of all drivers."""
+        allocation = self.status.allocation if self.status else None
+        return (allocation.devices.results if allocation and allocation.devices else None) or ()
 
 
-class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocated claim, as far as our driver serves it."""
+_CLAIM = msgspec.json.Decoder(ClaimObject)
 
-    uid: str
-    namespace: str
-    name: str
-    devices: tuple[AllocatedDevice, ...]
-    parameters: tuple[Parameters, ...] = ()
-    """The class's first: later ones win."""
-    capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
-    """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
 
-    def parameters_of(self, request: str) -> list[Parameters]:
-        """Return the parameters that apply to a request."""
-        return [each for each in self.parameters if each.are_for(request)]
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+def followed_claim(item: ClaimObject) -> ResourceClaim | None:
+    """Return a claim that waits, or that has devices of a driver of ours; None: another one."""
+    if item.status is not None and item.status.allocation is not None:
+        return allocated_claim(item)
+    return ResourceClaim(
+        uid=item.metadata.uid,
+        namespace=item.metadata.namespace,
+        name=item.metadata.name,
+        wanted=tuple(
+            WantedDevices(
+                request=name,
+                device_class=each.device_class_name,
+                count=each.count or 1,
+                amounts=each.amounts,
+            )
+            for name, each in item.requests()
+        ),
+    )
 
 
 async def read_claim(
@@ -127,16 +188,25 @@ async def read_claim(
             f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
             hint="the kubelet asks again for the present one, if a pod uses it",
         )
-    allocation = found.status.allocation if found.status else None
-    if allocation is None or allocation.devices is None:
+    claim = _served(found, driver)
+    if claim is None:
         raise StateError(
             f"ResourceClaim {namespace}/{name} is not allocated",
             hint="a scheduler allocates it when it binds a pod",
         )
+    return claim
+
+
+def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
+    """Return what a claim has of one driver; None: it is not allocated."""
+    allocation = found.status.allocation if found.status else None
+    if allocation is None or allocation.devices is None:
+        return None
     return ResourceClaim(
-        uid=uid,
-        namespace=namespace,
-        name=name,
+        uid=found.metadata.uid,
+        namespace=found.metadata.namespace,
+        name=found.metadata.name,
+        driver=driver,
         devices=tuple(
             AllocatedDevice(
                 request=each.request,
@@ -146,14 +216,20 @@ async def read_claim(
                 is_admin=bool(each.admin_access),
                 consumed=each.consumed_capacity or {},
             )
-            for each in allocation.devices.results or ()
+            for each in found.results()
             if each.driver == driver
         ),
         parameters=tuple(
             _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
-        capacities=_capacities(found.spec),
+        capacities={name: frozenset(each.amounts) for name, each in found.requests()},
     )
+
+
+def allocated_claim(item: ClaimObject) -> ResourceClaim | None:
+    """Return a claim as far as it has devices of a driver of ours; None: it has none."""
+    claims = (_served(item, driver) for driver in DRIVERS)
+    return next((each for each in claims if each is not None and each.devices), None)
 
 
 def _parameters(
@@ -218,9 +294,8 @@ async def is_allocated(
 ) -> bool:
     """Return whether a claim exists and has devices of a driver's pool. Raises `KubeError`."""
     found = await _find(api, namespace=namespace, name=name, uid=uid)
-    allocation = found.status.allocation if found and found.status else None
-    results = allocation.devices.results if allocation and allocation.devices else None
-    return any((each.driver, each.pool) == (driver, pool) for each in results or ())
+    results = found.results() if found is not None else ()
+    return any((each.driver, each.pool) == (driver, pool) for each in results)
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,22 +366,11 @@ def _prepared(prepared: PreparedDevice, driver: str) -> dict[str, Any]:
     }
 
 
-async def _find(api: Api, *, namespace: str, name: str, uid: str) -> _Claim | None:
+async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject | None:
     """Return a claim; None: it is gone, or another one has its name."""
     path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
     found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
     return found if found is not None and found.metadata.uid == uid else None
-
-
-def _capacities(spec: _Spec | None) -> Mapping[str, frozenset[str]]:
-    named = {}
-    for request in (spec.devices.requests if spec and spec.devices else None) or ():
-        kinds = [(request.name, request.exactly)] if request.exactly is not None else []
-        kinds += [(f"{request.name}/{each.name}", each) for each in request.first_available or ()]
-        for name, kind in kinds:
-            asked = kind.capacity.requests if kind.capacity is not None else None
-            named[name] = frozenset(asked or ())
-    return named
 
 
 # ---- slices --------------------------------------------------------------------------------------
@@ -353,7 +417,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
             api,
             Subject(
                 name=f"ResourceSlices of node {node}",
-                path=_SLICES,
+                path=SLICES,
                 fields={"spec.driver": driver, "spec.nodeName": node},
                 item=_Slice,
                 convert=_stored,
@@ -385,19 +449,6 @@ class OwnSlices(Followed[_Slice, _Stored]):
                 "controller": True,
             }
             self._following.signal.notify()
-
-    async def until_served(self) -> None:
-        """Return once the server has the API: it may be upgraded."""
-        backoff = Backoff()
-        while True:
-            try:
-                if await find(self._api, API, _ANY, asked=f"look for {API}") is not None:
-                    return
-                _log.info("the API server has no such API: no claims are served", api=API)
-                wait_s = _ABSENT_S
-            except KubeError as error:
-                wait_s = backoff.next(at_least_s=error.retry_after_s)
-            await asyncio.sleep(wait_s)
 
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
@@ -474,7 +525,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
         for each in surplus:
             asked = f"delete ResourceSlice {each.name}"
             try:
-                await self._api.delete(f"{_SLICES}/{each.name}", uid=each.uid, asked=asked)
+                await self._api.delete(f"{SLICES}/{each.name}", uid=each.uid, asked=asked)
             except (ObjectMissingError, ConflictError):
                 continue  # the watch tells
 
@@ -492,14 +543,14 @@ class OwnSlices(Followed[_Slice, _Stored]):
         if name in stored:
             empty = {key: None for key in _content(stored[name].spec) if key not in content}
             answer = await self._api.patch(
-                f"{_SLICES}/{name}",
+                f"{SLICES}/{name}",
                 {"spec": {**empty, **content, "pool": pool}},
                 asked=f"change ResourceSlice {name}",
                 kind=PatchKind.MERGE,
             )
         else:
             answer = await self._api.create(
-                _SLICES,
+                SLICES,
                 {
                     "apiVersion": "resource.k8s.io/v1",
                     "kind": "ResourceSlice",
@@ -520,7 +571,6 @@ class OwnSlices(Followed[_Slice, _Stored]):
         return f"{self._node}-{self._driver}-{number:02d}"
 
 
-_ANY = msgspec.json.Decoder(dict[str, Any])
 _SLICE = msgspec.json.Decoder(_Slice)
 _FIXED: Final = {"driver", "nodeName", "pool"}
 

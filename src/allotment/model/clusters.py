@@ -75,6 +75,8 @@ class NodeInventory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that may be promised beyond device memory, backed by host memory."""
     resized: Mapping[PodUid, int] = msgspec.field(default_factory=dict)
     """The generation of the last resize in force, of each pod that has one."""
+    claims: frozenset[str] = frozenset()
+    """Ids of the shares of ResourceClaims that the devices' `taken` and slices count."""
     links: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
     `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60), and 100 for each NVLink through

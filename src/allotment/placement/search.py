@@ -190,7 +190,7 @@ class Search:
             devices = (
                 PlacedDevice(each.state.device.uuid, each.need_bytes, guarantee) for each in ordered
             )
-            yield _container(wanted, request, tuple(devices))
+            yield placed_container(wanted, request, tuple(devices))
 
     def _cuts(
         self,
@@ -258,14 +258,14 @@ class Search:
     ) -> PlacedContainer:
         devices = self._view.hardware.inventory.devices
         there = sorted(cuts, key=lambda each: (devices[each.column].index, each.column, each.start))
-        return _container(
+        return placed_container(
             wanted,
             request,
             tuple(
                 PlacedDevice(
                     devices[each.column].uuid,
                     each.profile.memory_bytes,
-                    part_of_time(each.profile, devices[each.column].mig),
+                    slice_guarantee(each.profile, devices[each.column].mig),
                     MigPlace(each.profile.name, each.start),
                 )
                 for each in there
@@ -419,15 +419,16 @@ def _cut_alike(layout: MigLayout | None) -> Hashable:
     return id(layout.profiles), layout.is_enabled, slices
 
 
-def part_of_time(profile: MigProfile, mig: NodeMig | None) -> int:
+def slice_guarantee(profile: MigProfile, mig: NodeMig | None) -> int:
     """A slice's part of its GPU's time, by multiprocessors, in basis points."""
     most = max((each.multiprocessors for each in mig.profiles), default=0) if mig else 0
     return WHOLE * profile.multiprocessors // max(1, most)
 
 
-def _container(
+def placed_container(
     wanted: WantedContainer, request: Request, devices: tuple[PlacedDevice, ...]
 ) -> PlacedContainer:
+    """Return a container with these devices, as its request has them counted."""
     constraints, traits = request.constraints, traits_of(request.mode)
     return PlacedContainer(
         name=wanted.name,

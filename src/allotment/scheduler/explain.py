@@ -20,7 +20,7 @@ from allotment.dialects.own.registry import NeedSettings, containers_of, need_of
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.inventories import CORDONS
 from allotment.kube.live import LiveCluster, LivePod
-from allotment.kube.objects import ENDED, to_pod
+from allotment.kube.objects import ENDED, claim_names_of, to_pod
 from allotment.model.clusters import (
     ClusterPod,
     NodeDevice,
@@ -134,6 +134,7 @@ def explained(
         nodes=len(live.nodes) + len(live.without_devices),
         has_started=has_started,
         others=tuple(sorted(name for name in resources if not name.startswith(_OURS))),
+        claims=claim_names_of(item),
     )
     if need is None or wanted is None:
         return explanation
@@ -222,6 +223,8 @@ def _resize(pod: ClusterPod, live: LiveCluster, book: Book) -> list[Refusal]:
     """
     for node in live.nodes:
         book.node_put(node)
+    for claim in live.claims:
+        book.claim_put(claim)
     for other in live.pods:
         if other.booking is not None:
             book.cluster.book(other.booking)
@@ -241,6 +244,8 @@ def _fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None
     """Add all nodes, the other pods' bookings, and what is reserved for nominated pods."""
     for node in live.nodes:
         cluster.put(node)
+    for claim in live.claims:
+        cluster.book(claim)
     for other in sorted(live.pods, key=lambda one: (one.created, one.need.uid)):
         if other.booking is not None and other.need.uid != pod.uid:
             cluster.book(other.booking)

@@ -270,6 +270,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """A container that asks for GPUs runs or has run."""
     others: tuple[str, ...] = ()
     """Extended resources that Allotment does not place."""
+    claims: tuple[str, ...] = ()
+    """Names of its ResourceClaims, which kube-scheduler allocates."""
 
     @property
     def rank(self) -> int | None:

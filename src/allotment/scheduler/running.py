@@ -162,7 +162,7 @@ class Scheduler:
             waiting=waiting,
             warnings=TranslationWarnings(report=reports.passed_over, leads=self._may_write),
         )
-        self._feed = ClusterFeed(api, self._keeper)
+        self._feed = ClusterFeed(api, self._keeper, claims=self._keeper.claim_changed)
         self._election = _election(settings, api)
         self._leading = Leadership(
             self._feed, self._election, others=[self._quota_feed], on_end=self._rest
@@ -204,6 +204,7 @@ class Scheduler:
             leads=self._may_write,
             receipts=self._receipts,
             tried=self._nominating.tried,
+            claims=self._keeper.claims.wanted,
         )
         self.webhook = self._webhook(api, dialects, reports)
         self._sharepods = self._sharepod_keeper(api)

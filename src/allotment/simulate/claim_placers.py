@@ -32,7 +32,7 @@ from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import BoolArray, IntArray
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.policies import make
-from allotment.placement.search import part_of_time
+from allotment.placement.search import slice_guarantee
 from allotment.simulate.claims import (
     PERCENT,
     Allocated,
@@ -321,7 +321,7 @@ def _part(allocated: Allocated, device: NodeDevice) -> PlacedDevice:
     if place is not None:
         profiles = device.mig.profiles if device.mig else ()
         guarantee = sum(
-            part_of_time(each, device.mig) for each in profiles if each.name == place.profile
+            slice_guarantee(each, device.mig) for each in profiles if each.name == place.profile
         )
     elif allocated.request.compute is not None:
         guarantee = allocated.consumed[COMPUTE_CAPACITY] * PERCENT

@@ -205,6 +205,8 @@ class LiveScene(msgspec.Struct, frozen=True, kw_only=True):
         cluster = Cluster(node_policies=(name,), device_policies=(name,))
         for node in self.cluster.nodes:
             cluster.put(node)
+        for claim in self.cluster.claims:
+            cluster.book(claim)
         for pod in staying:
             if pod.booking is not None:
                 cluster.book(pod.booking)

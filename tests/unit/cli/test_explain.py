@@ -442,3 +442,108 @@ def test_a_policy_that_is_not_there_is_told_before_anything_is_read(tmp_path: Pa
     shown = explain(kubeconfig(tmp_path / "away", "http://127.0.0.1:1"), "x", "--policy", "binpakc")
     assert shown.exit_code == 2
     assert "binpakc" in shown.stderr
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+API = "/apis/resource.k8s.io/v1"
+DRIVER = "gpu.allotment.dev"
+
+
+def claimed(**status: Any) -> dict[str, Any]:  # noqa: ANN401
+    capacity = {"requests": {"memory": "20Gi"}}
+    exactly = {"deviceClassName": "share.allotment.dev", "capacity": capacity}
+    return {
+        "metadata": {"namespace": "ml", "name": "quarter", "uid": "u"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+        "status": status,
+    }
+
+
+def explain_claim(config: Path, claim: dict[str, Any], *words: str) -> Result:
+    capacity = {"memory": {"value": "16Gi"}, "compute": {"value": "100"}}
+    device = {
+        "name": "gpu-4a0ae330",
+        "attributes": {"type": {"string": "share"}, "uuid": {"string": "GPU-4a0ae330-00aa"}},
+        "capacity": capacity,
+        "allowMultipleAllocations": True,
+    }
+    pool = {"name": "a", "generation": 1, "resourceSliceCount": 1}
+    piece = {"metadata": {}, "spec": {"driver": DRIVER, "pool": pool, "devices": [device]}}
+    selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].type == 'share'"}}
+    Server.answers |= {
+        API: {"kind": "APIResourceList"},
+        f"{API}/resourceclaims": {"metadata": {}, "items": [claim]},
+        f"{API}/namespaces/ml/resourceclaims/quarter": claim,
+        f"{API}/resourceslices": {"metadata": {}, "items": [piece]},
+        f"{API}/deviceclasses/share.allotment.dev": {
+            "metadata": {},
+            "spec": {"selectors": [selector]},
+        },
+    }
+    command = ["explain", "claim", "--kubeconfig", str(config), "ml/quarter", *words]
+    return CliRunner().invoke(main, command)
+
+
+def test_a_pod_with_claims_names_them(config: Path) -> None:
+    using = pod("using")
+    using["spec"]["containers"] = [{"name": "main"}]
+    using["spec"]["resourceClaims"] = [
+        {"name": "one", "resourceClaimName": "quarter"},
+        {"name": "two", "resourceClaimTemplateName": "half"},
+        {"name": "late", "resourceClaimTemplateName": "half"},
+    ]
+    using["status"]["resourceClaimStatuses"] = [{"name": "two", "resourceClaimName": "using-two"}]
+    Server.answers["/api/v1/namespaces/ml/pods/using"] = using
+    shown = explain(config, "using").stdout
+    assert "uses the ResourceClaim quarter: see `allot explain claim ml/quarter`\n" in shown
+    found = json.loads(explain(config, "using", "-o", "json").stdout)
+    assert found["claims"] == ["quarter", "using-two"]
+
+
+def test_a_claim_that_waits(config: Path) -> None:
+    shown = explain_claim(config, claimed())
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout == (
+        "Claim ml/quarter waits: it is not allocated\n"
+        "  request gpu: 1 device of class share.allotment.dev with memory 20Gi\n"
+        "  kube-scheduler allocates it when it places a pod that uses it\n"
+        "\n"
+        "It fits on none of 1 node now\n"
+        "  request gpu:\n"
+        "    a: need 20Gi of memory on a device, have at most 16Gi\n"
+    )
+
+
+def test_a_claim_that_is_prepared(config: Path) -> None:
+    key = {"driver": DRIVER, "pool": "a", "device": "gpu-4a0ae330", "shareID": "x"}
+    compute = {"guarantee_percent": 30, "ceiling_percent": 80}
+    data = {"share": "0123456789ab", "mode": "soft", "enforced": True, "compute": compute}
+    result = {**key, "request": "gpu", "consumedCapacity": {"memory": "20Gi"}}
+    claim = claimed(
+        allocation={"devices": {"results": [result]}},
+        devices=[{**key, "data": {**data, "memory_limit_bytes": 20 * GI}}],
+        reservedFor=[{"resource": "pods", "name": "train", "uid": "p"}],
+    )
+    shown = explain_claim(config, claim)
+    assert shown.exit_code == 0, shown.stderr
+    first, *_, heading, row = shown.stdout.splitlines()
+    assert first == "Claim ml/quarter is prepared on node a"
+    assert "  reserved for train\n" in shown.stdout
+    assert heading.split()[-4:] == ["MODE", "LIMIT", "COMPUTE", "ENFORCED"]
+    assert row.split()[-5:] == ["soft", "20Gi", "30:80", "%", "yes"]
+    found = json.loads(explain_claim(config, claim, "-o", "json").stdout)
+    assert found["devices"][0]["share"] == "0123456789ab"
+    assert found["devices"][0]["ceiling_percent"] == 80
+
+
+def test_a_claim_or_an_api_that_is_not_there(config: Path) -> None:
+    shown = CliRunner().invoke(main, ["explain", "claim", "--kubeconfig", str(config), "x"])
+    assert shown.exit_code == 4
+    assert "the API server has no resource.k8s.io/v1" in shown.stderr
+    Server.answers[API] = {}
+    shown = CliRunner().invoke(main, ["explain", "claim", "--kubeconfig", str(config), "x"])
+    assert shown.exit_code == 4
+    assert "there is no ResourceClaim ml/x" in shown.stderr
+    shown = CliRunner().invoke(main, ["explain", "claim", "--kubeconfig", str(config), "a/b/c"])
+    assert "is not a claim name" in shown.stderr

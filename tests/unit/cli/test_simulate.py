@@ -181,7 +181,8 @@ def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
 @pytest.fixture
 def usual_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """An API server that kubectl would find; its nodes."""
-    answers: dict[str, list[object]] = {"/api/v1/nodes": [], "/api/v1/pods": []}
+    lists = ("/api/v1/nodes", "/api/v1/pods", "/apis/resource.k8s.io/v1/resourceclaims")
+    answers: dict[str, list[object]] = {path: [] for path in lists}
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from api_server_twin import Reply, Server, Watch, answered, api_of, impatient, run, until
 
 from allotment.dialects.own.placement import PLACEMENT, write_booking
+from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.clients import HttpRequest
 from allotment.kube.cluster_feed import ClusterFeed, to_cluster_pod
 from allotment.kube.inventories import DEVICES, encode
@@ -158,13 +159,16 @@ class Listener:
         self.nodes.pop(name, None)
 
 
-class TwoLists:
-    """The server's twin answers by kind of request alone: pods and nodes by their paths here."""
+class Lists:
+    """The server's twin answers by kind of request alone: the lists by their paths here."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.pods: list[dict[str, Any]] = []
         self.nodes: list[dict[str, Any]] = []
+        self.claims: list[dict[str, Any]] | None = None
+        """None: the server has no such API."""
+        self.claims_status = self.discovery_status = 200
         self.version = "10"
         self.watches: dict[str, Watch] = {}
 
@@ -173,23 +177,31 @@ class TwoLists:
         self.server.requests.append(request)
         if "watch" in request.params:
             return Reply(200, self.watches[kind].stream())
-        items = self.pods if kind == "pods" else self.nodes
+        if "resource.k8s.io" in request.path:
+            if self.claims is None:
+                return answered({"code": 404, "message": "not found"}, 404)
+            if kind == "v1":
+                return answered({"kind": "APIResourceList"}, self.discovery_status)
+            if self.claims_status != 200:
+                return answered({"code": self.claims_status, "message": "no"}, self.claims_status)
+        lists = {"pods": self.pods, "nodes": self.nodes, "resourceclaims": self.claims}
+        items = lists[kind]
         metadata = {"resourceVersion": self.version}
         return answered({"metadata": metadata, "items": items})
 
 
 @pytest.fixture
-def lists(server: Server) -> TwoLists:
-    made = TwoLists(server)
-    made.watches = {"pods": server.new_watch(), "nodes": server.new_watch()}
+def lists(server: Server) -> Lists:
+    made = Lists(server)
+    made.watches = {kind: server.new_watch() for kind in ("pods", "nodes", "resourceclaims")}
     return made
 
 
-def feed_of(lists: TwoLists, listener: Listener) -> ClusterFeed:
+def feed_of(lists: Lists, listener: Listener) -> ClusterFeed:
     return ClusterFeed(api_of(lists.answer), listener, backoff=impatient())
 
 
-def test_each_change_is_told_once(lists: TwoLists) -> None:
+def test_each_change_is_told_once(lists: Lists) -> None:
     listener = Listener()
     feed = feed_of(lists, listener)
     lists.pods = [pod_json("a"), pod_json("b", node="n1", resources={})]
@@ -222,7 +234,7 @@ def test_each_change_is_told_once(lists: TwoLists) -> None:
     run(feed.run(), test())
 
 
-def test_looking_waits_for_the_watch_to_have_told_everything(lists: TwoLists) -> None:
+def test_looking_waits_for_the_watch_to_have_told_everything(lists: Lists) -> None:
     listener = Listener()
     feed = feed_of(lists, listener)
 
@@ -236,7 +248,7 @@ def test_looking_waits_for_the_watch_to_have_told_everything(lists: TwoLists) ->
     run(feed.run(), test())
 
 
-def test_looking_lists_anew_where_the_watch_is_silent(lists: TwoLists) -> None:
+def test_looking_lists_anew_where_the_watch_is_silent(lists: Lists) -> None:
     listener = Listener()
     feed = feed_of(lists, listener)
 
@@ -251,7 +263,7 @@ def test_looking_lists_anew_where_the_watch_is_silent(lists: TwoLists) -> None:
     run(feed.run(), test())
 
 
-def test_what_fails_for_one_object_is_that_ones_trouble(lists: TwoLists) -> None:
+def test_what_fails_for_one_object_is_that_ones_trouble(lists: Lists) -> None:
     listener = Listener()
     listener.fails_for = {"n1", "bad"}
     feed = feed_of(lists, listener)
@@ -323,3 +335,111 @@ def test_a_nomination_of_ours_is_no_preemption(
     assert (pod.tried_first, pod.nominated_node) == (("n1", "") if is_ours else ("", "n1"))
     item["status"] = {}
     assert not read(item).tried_first
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+
+def claim_json(name: str, driver: str = "gpu.allotment.dev", version: str = "5") -> dict[str, Any]:
+    result = {"request": "gpu", "driver": driver, "pool": "n1", "device": "gpu-4a0ae330"}
+    consumed = {"memory": "4Gi", "compute": "5"}
+    capacity = {"requests": {"memory": "4Gi"}}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": f"uid-{name}",
+            "resourceVersion": version,
+        },
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"capacity": capacity}}]}},
+        "status": {
+            "allocation": {"devices": {"results": [{**result, "consumedCapacity": consumed}]}}
+        },
+    }
+
+
+def claim_feed(lists: Lists, told: dict[str, ResourceClaim | None]) -> ClusterFeed:
+    return ClusterFeed(
+        api_of(lists.answer), Listener(), claims=told.__setitem__, backoff=impatient()
+    )
+
+
+def _devices(claim: ResourceClaim | None) -> int:
+    assert claim is not None
+    return len(claim.devices)
+
+
+def test_claims_that_wait_or_are_of_our_drivers_are_told(lists: Lists) -> None:
+    told: dict[str, ResourceClaim | None] = {}
+    feed = claim_feed(lists, told)
+    waiting = {**claim_json("waiting"), "status": {}}
+    lists.claims = [
+        claim_json("a"),
+        claim_json("b", "gpu.nvidia.com"),
+        claim_json("other", "nic.example.com"),
+        waiting,
+    ]
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        assert sorted(each.name for each in told.values() if each) == ["a", "b", "waiting"]
+        waits = told["uid-waiting"]
+        assert waits is not None
+        assert waits.devices == ()
+        assert [(each.request, each.amounts) for each in waits.wanted] == [
+            ("gpu", {"memory": "4Gi"})
+        ]
+        (first, second) = (told["uid-a"], told["uid-b"])
+        assert first is not None
+        assert second is not None
+        assert (first.driver, second.driver) == ("gpu.allotment.dev", "gpu.nvidia.com")
+        assert first.devices[0].consumed == {"memory": "4Gi", "compute": "5"}
+        assert first.capacities == {"gpu": frozenset(("memory",))}
+        watch = lists.watches["resourceclaims"]
+        watch.send({"type": "MODIFIED", "object": claim_json("waiting", version="11")})
+        await until(lambda: _devices(told["uid-waiting"]) == 1)
+        free = {**claim_json("a", version="12"), "status": {}}
+        watch.send({"type": "MODIFIED", "object": free})
+        await until(lambda: _devices(told["uid-a"]) == 0)
+        watch.send({"type": "DELETED", "object": claim_json("b", "gpu.nvidia.com", "13")})
+        await until(lambda: told["uid-b"] is None)
+
+    run(feed.run(), test())
+
+
+def test_a_server_without_claims_is_followed_as_it_is(lists: Lists) -> None:
+    feed = claim_feed(lists, {})
+    lists.nodes = [node_json("n1")]
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        await feed.wait_synced()
+        assert not feed.problems
+
+    run(feed.run(), test())
+
+
+def test_a_server_that_does_not_say_what_it_has_is_followed_without_claims(lists: Lists) -> None:
+    feed = claim_feed(lists, {})
+    lists.claims, lists.discovery_status = [], 403
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+
+    run(feed.run(), test())
+
+
+def test_without_the_right_to_list_claims_the_rest_is_followed(lists: Lists) -> None:
+    feed = claim_feed(lists, {})
+    lists.claims, lists.claims_status = [], 403
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        await feed.wait_synced()
+        (problem,) = feed.problems
+        assert "resourceclaims" in problem.message
+        lists.claims_status = 503  # the server is away: what was known is still good enough
+        await until(lambda: [each.status for each in feed.problems] == [503])
+        assert feed.is_synced
+
+    run(feed.run(), test())

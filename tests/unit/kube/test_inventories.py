@@ -108,6 +108,9 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
         host_budget_bytes=draw(amounts),
         links={pair: draw(st.integers(1, 1800)) for pair in scored},
         resized=draw(st.dictionaries(words.map(PodUid), st.integers(1, 1 << 40), max_size=3)),
+        claims=draw(
+            st.frozensets(st.text("0123456789abcdef", min_size=12, max_size=12), max_size=3)
+        ),
     )
 
 
@@ -135,6 +138,7 @@ def test_the_order_in_which_devices_are_found_makes_no_difference(
         host_budget_bytes=inventory.host_budget_bytes,
         links=dict(reversed(list(inventory.links.items()))),
         resized=dict(reversed(list(inventory.resized.items()))),
+        claims=inventory.claims,
     )
     assert encode(other) == encode(inventory)
 

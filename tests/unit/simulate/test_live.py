@@ -10,6 +10,7 @@ from api_server_twin import Reply, answered, api_of
 from cut_nodes import cut_device, node_of
 
 from allotment.dialects.own.placement import write_booking
+from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.clients import HttpRequest
 from allotment.kube.errors import DeniedError, KubeError
 from allotment.kube.inventories import CORDONS, DEVICES, encode
@@ -117,7 +118,9 @@ class Twin:
         if begin and self.refusals:
             code = self.refusals.pop(0)
             return answered({"kind": "Status", "code": code, "message": "no"}, code)
-        items = self.items[request.path]
+        items = self.items.get(request.path)
+        if items is None:
+            return answered({"kind": "Status", "code": 404, "message": "not found"}, 404)
         more = str(begin + 2) if begin + 2 < len(items) else ""
         return answered({"metadata": {"continue": more}, "items": items[begin : begin + 2] or None})
 
@@ -306,3 +309,31 @@ def test_pods_that_ask_for_slices_are_placed_anew_too(policy: str) -> None:
     everyone, _ = played(cluster, Replayed.ALL, policy)
     assert everyone.placed >= 8
     assert everyone.impossible == 0
+
+
+def test_claims_that_nodes_do_not_count_are_read() -> None:
+    uuid = "GPU-4a0ae330-00aa"
+    device = NodeDevice(uuid=uuid, model="A100", memory_bytes=80 << 30)
+    counted = ResourceClaim(uid="uid-counted", namespace="ml", name="c").share_id("gpu")
+    inventory = NodeInventory(name="a", devices=(device,), claims=frozenset((counted,)))
+    home = {"metadata": {"name": "a", "annotations": {DEVICES: encode(inventory)}}}
+    result = {"request": "gpu", "driver": "gpu.allotment.dev", "device": "gpu-4a0ae330"}
+    consumed = {"memory": "4Gi", "compute": "5"}
+
+    def claim(name: str, pool: str = "a", **status: Any) -> dict[str, Any]:  # noqa: ANN401
+        results = [{**result, "pool": pool, "consumedCapacity": consumed}]
+        status = status or {"allocation": {"devices": {"results": results}}}
+        return {
+            "metadata": {"namespace": "ml", "name": name, "uid": f"uid-{name}"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {}}]}},
+            "status": status,
+        }
+
+    twin = Twin([home], [])
+    claims = [claim("new"), claim("counted"), claim("b", pool="b"), claim("free", reservedFor=[])]
+    twin.items["/apis/resource.k8s.io/v1/resourceclaims"] = claims
+    found = twin.read()
+    assert found.problems == ()
+    (booking,) = found.claims
+    assert booking.uid == "uid-new"
+    assert booking.containers[0].devices == (PlacedDevice(uuid, 4 << 30),)

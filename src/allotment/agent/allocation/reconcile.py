@@ -15,6 +15,7 @@ import msgspec
 
 from allotment.agent.allocation.claims import superseded
 from allotment.agent.allocation.orders import holds_gpus, share_of
+from allotment.agent.mig.state import CutGpu
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
 from allotment.dialects import asks_of
@@ -213,6 +214,18 @@ def unplaced(
         uuid: TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
         for uuid, booking in booked(counted).items()
     }
+
+
+def claimed(shares: Iterable[LoadedShare], gpus: Iterable[CutGpu]) -> frozenset[ShareId]:
+    """Return the shares of claims that an inventory counts: of slices, once their GPU has them."""
+    holders = {each.holder for gpu in gpus for each in gpu.slices}
+    return frozenset(
+        each.id
+        for each in shares
+        if each.owner is not None
+        and each.owner.is_claim
+        and (each.id in holders or not traits_of(each.mode).is_slice)
+    )
 
 
 def placed_slices(pods: Iterable[Pod]) -> frozenset[tuple[str, MigPlace]]:

@@ -24,6 +24,10 @@ from allotment.dialects.own.resource_claims import (
     MEMORY_CAPACITY,
     SHARED_MODES,
     DevicePart,
+    gpu_names,
+    monitor_name,
+    slice_name,
+    whole_name,
 )
 from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
@@ -55,8 +59,6 @@ _MOST_DEVICES: Final = 64
 """Of a slice whose devices have taints or counters (resource.k8s.io/v1, types.go)."""
 _MOST_SETS: Final = 8
 """Counter sets of a slice."""
-_PREFIX: Final = "GPU-"
-_SHORT: Final = 8
 _LONGEST_VALUE: Final = 63
 _LONGEST_TEXT: Final = 64
 """Of an attribute."""
@@ -131,7 +133,7 @@ def pool_of(gpus: Sequence[GpuState], node: NodeFacts | None, *, is_nvidias: boo
     `is_nvidias`: with the types of devices of NVIDIA's driver.
     """
     gpus = sorted(gpus, key=filling_key)
-    names = _names([each.device.uuid for each in gpus])
+    names = gpu_names([each.device.uuid for each in gpus])
     found: dict[str, PoolDevice] = {}
     sets = []
     for gpu in gpus:
@@ -205,15 +207,6 @@ def gpus_of(
         )
         for gpu in gpus
     ]
-
-
-def _names(uuids: Sequence[str]) -> Mapping[str, str]:
-    """Return a name for each GPU: the start of its UUID, as long as it has to be."""
-    bare = {uuid: uuid.removeprefix(_PREFIX).lower() for uuid in uuids}
-    length = _SHORT
-    while len({text[:length] for text in bare.values()}) < len(bare):
-        length += 1
-    return {uuid: f"gpu-{text[:length].strip('-')}" for uuid, text in bare.items()}
 
 
 def _counters(gpu: GpuState) -> Mapping[str, int]:
@@ -326,10 +319,10 @@ def _ways(
         ),
     )
     yield PoolDevice(
-        name=f"{name}-whole",
+        name=whole_name(name),
         part=DevicePart(uuid=device.uuid, is_whole=True),
         document=_document(
-            f"{name}-whole",
+            whole_name(name),
             {**common, "type": DeviceType.GPU},
             {
                 MEMORY_CAPACITY: {"value": format_quantity(device.memory_bytes)},
@@ -341,10 +334,10 @@ def _ways(
     )
     # kube-scheduler checks the counters of claims with adminAccess as well (1.36): it has none.
     yield PoolDevice(
-        name=f"{name}-monitor",
+        name=monitor_name(name),
         part=DevicePart(uuid=device.uuid, is_monitor=True),
         document=_document(
-            f"{name}-monitor",
+            monitor_name(name),
             {**common, "type": DeviceType.MONITOR},
             {},
             (),
@@ -357,17 +350,15 @@ def _slices(gpu: GpuState, name: str, common: Mapping[str, object]) -> Iterator[
     """Yield the places for MIG slices."""
     device, taken = gpu.device, _kept(gpu, MIG) or _taken(gpu)
     for profile, start, is_free in _places(gpu):
-        # `1g.24gb+me` and `1g.24gb-me` are two profiles of one GPU.
-        word = re.sub(r"[^a-z0-9]+", "-", profile.name.replace("-", "-no-")).strip("-")
         slots = {f"memory-slice-{slot}": 1 for slot in range(start, start + profile.size)}
         if profile.has_media:
             slots[_MEDIA] = 1
         place = MigPlace(profile.name, start)
         yield PoolDevice(
-            name=f"{name}-mig-{word}-{start}",
+            name=slice_name(name, place),
             part=DevicePart(uuid=device.uuid, slice=place),
             document=_document(
-                f"{name}-mig-{word}-{start}",
+                slice_name(name, place),
                 {
                     **common,
                     "type": DeviceType.MIG,

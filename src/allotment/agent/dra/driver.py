@@ -10,7 +10,6 @@ claim has one share for each of its requests, whichever containers and pods use 
 
 import asyncio
 import contextlib
-import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,22 +31,20 @@ from allotment.agent.node_state import NodeState
 from allotment.agent.protocols import Reports
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
+from allotment.dialects.foreign.claim_bookings import request_of, sharing_of
 from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
-from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
-    COMPUTE_CAPACITY,
     AllocatedDevice,
-    ClaimSharing,
     DevicePart,
-    request_for,
+    ResourceClaim,
 )
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
 from allotment.kube.resource_claims import (
+    API,
     OwnSlices,
     PreparedDevice,
-    ResourceClaim,
     is_allocated,
     read_claim,
     write_prepared,
@@ -56,7 +53,7 @@ from allotment.kube.watching import Signal
 from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
 from allotment.shares.cdi import KIND
 from allotment.shares.monitors import KIND as MONITOR_KIND
@@ -136,7 +133,7 @@ class ResourceDriver:
 
     async def run(self) -> NoReturn:
         """Serve the kubelet and keep the node's slices, where the API server has them."""
-        await self._slices.until_served()
+        await until_served(self._api, API, on_absent=_tell_absent)
         while self._read is None:
             try:
                 self._read = await asyncio.to_thread(self._facts)
@@ -362,7 +359,7 @@ class ResourceDriver:
         """
         try:
             for request, order in orders.items():
-                sharing = _sharing(claim, request, is_slice=bool(order.slices))
+                sharing = sharing_of(claim, request, is_slice=bool(order.slices))
                 if sharing is None or not traits_of(order.request.mode).is_time_sliced:
                     continue
                 wanted = TimeSlice(sharing.time_slice)
@@ -442,7 +439,7 @@ class ResourceDriver:
         """Make a claim's shares; return that of each request. Raises `AllotError`."""
         orders = {
             request: self._order(claim, request, group)
-            for request, group in _requests(claim, is_admin=False).items()
+            for request, group in claim.requests().items()
         }
         await self._end_former(claim, orders.values())
         before = {share.id for share in self._tenants.shares}
@@ -481,10 +478,10 @@ class ResourceDriver:
     async def _shown(self, claim: ResourceClaim) -> Mapping[str, str]:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
         names = {}
-        for request, group in _requests(claim, is_admin=True).items():
+        for request, group in claim.requests(is_admin=True).items():
             uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
             gpus = [each for uuid in uuids if (each := self._state.devices.get(uuid)) is not None]
-            monitor = _share_id(claim, request)
+            monitor = claim.share_id(request)
             owner = _owner(claim, request, driver=self._driver)
             await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
             names[request] = f"{MONITOR_KIND}={monitor}"
@@ -518,18 +515,11 @@ class ResourceDriver:
         self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
     ) -> ShareOrder:
         parts = self._parts(claim, request, group)
-        is_slice = any(part.slice is not None for _, part in parts)
-        wanted = request_for(
-            parts,
-            [each for each in claim.parameters_of(request) if not is_nvidias(each)],
-            asks_compute=COMPUTE_CAPACITY in claim.capacities.get(request, ()),
-            sharing=_sharing(claim, request, is_slice=is_slice),
-        )
         uuids = tuple(part.uuid for _, part in parts)
         return ShareOrder(
-            id=_share_id(claim, request),
+            id=claim.share_id(request),
             owner=_owner(claim, request, driver=self._driver),
-            request=wanted,
+            request=request_of(claim, request, parts),
             devices=uuids,
             slices=tuple(part.slice for _, part in parts if part.slice is not None),
             candidates=uuids,
@@ -537,9 +527,8 @@ class ResourceDriver:
         )
 
 
-def _sharing(claim: ResourceClaim, request: str, *, is_slice: bool) -> ClaimSharing | None:
-    """Return how a request's device is shared, by NVIDIA's parameters. Raises `UsageError`."""
-    return read_sharing(filter(is_nvidias, claim.parameters_of(request)), is_slice=is_slice)
+def _tell_absent() -> None:
+    _log.info("the API server has no such API: no claims are served", api=API)
 
 
 def _remove_others(sockets: Iterable[Path], own: Path) -> None:
@@ -547,19 +536,6 @@ def _remove_others(sockets: Iterable[Path], own: Path) -> None:
         if path != own:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _requests(claim: ResourceClaim, *, is_admin: bool) -> Mapping[str, Sequence[AllocatedDevice]]:
-    """Return the devices of each request: of monitors, or of the others."""
-    groups: dict[str, list[AllocatedDevice]] = {}
-    for each in claim.devices:
-        if each.is_admin is is_admin:
-            groups.setdefault(each.request, []).append(each)
-    return groups
-
-
-def _share_id(claim: ResourceClaim, request: str) -> ShareId:
-    return ShareId(hashlib.sha256(f"{claim.uid}/{request}".encode()).hexdigest()[:12])
 
 
 def _owner(claim: ResourceClaim, request: str, *, driver: str) -> Owner:

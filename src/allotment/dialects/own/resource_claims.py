@@ -14,7 +14,9 @@ The amounts are an allocation's `consumedCapacity`; the rest is in opaque parame
 The fields are those of a pod's `allotment.dev/...` annotations, with the same values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Final
 
@@ -39,10 +41,11 @@ from allotment.dialects.own.protocol import (
 from allotment.model.compute import WHOLE, Compute, revised
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import format_bytes, format_percent, meant
-from allotment.model.mig import MigPlace
+from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, traits_of
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request, whole_devices
+from allotment.model.shares import ShareId
 
 DRIVER: Final = "gpu.allotment.dev"
 API_VERSION: Final = "allotment.dev/v1"
@@ -91,6 +94,53 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         return not self.requests or bool({request, request.partition("/")[0]} & {*self.requests})
 
 
+class WantedDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a claim, as it was written."""
+
+    request: str
+    """`REQUEST`, or `REQUEST/ALTERNATIVE`."""
+    device_class: str
+    count: int = 1
+    amounts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Quantities, by capacity."""
+
+
+class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim, as far as one driver serves it."""
+
+    uid: str
+    namespace: str
+    name: str
+    driver: str = DRIVER
+    devices: tuple[AllocatedDevice, ...] = ()
+    """Empty: it is not allocated."""
+    wanted: tuple[WantedDevices, ...] = ()
+    """Its requests, while it is not allocated."""
+    parameters: tuple[Parameters, ...] = ()
+    """The class's first: later ones win."""
+    capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
+
+    def parameters_of(self, request: str) -> list[Parameters]:
+        """Return the parameters that apply to a request."""
+        return [each for each in self.parameters if each.are_for(request)]
+
+    def requests(self, *, is_admin: bool = False) -> Mapping[str, Sequence[AllocatedDevice]]:
+        """Return the devices of each request: of monitors, or of the others."""
+        groups: dict[str, list[AllocatedDevice]] = {}
+        for each in self.devices:
+            if each.is_admin is is_admin:
+                groups.setdefault(each.request, []).append(each)
+        return groups
+
+    def share_id(self, request: str) -> ShareId:
+        """Return the id of a request's share: a repeated preparation finds it."""
+        return ShareId(hashlib.sha256(f"{self.uid}/{request}".encode()).hexdigest()[:12])
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
     """An allocated device as the node knows it. One of these is true of it."""
 
@@ -100,6 +150,71 @@ class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
     slice: MigPlace | None = None
     is_monitor: bool = False
     """For claims with adminAccess alone."""
+
+
+# ---- names of devices ----------------------------------------------------------------------------
+
+_PREFIX: Final = "GPU-"
+_SHORT: Final = 8
+_WHOLE: Final = "-whole"
+_MONITOR: Final = "-monitor"
+_NAME: Final = re.compile(r"gpu-(?P<start>.{8,}?)(?P<way>-whole|-monitor|-mig-.+)?")
+
+
+def gpu_names(uuids: Sequence[str]) -> Mapping[str, str]:
+    """Return the device name of each GPU: the start of its UUID, as long as it has to be."""
+    bare = {uuid: uuid.removeprefix(_PREFIX).lower() for uuid in uuids}
+    length = _SHORT
+    while len({text[:length] for text in bare.values()}) < len(bare):
+        length += 1
+    return {uuid: f"gpu-{text[:length].strip('-')}" for uuid, text in bare.items()}
+
+
+def whole_name(gpu: str) -> str:
+    return gpu + _WHOLE
+
+
+def monitor_name(gpu: str) -> str:
+    return gpu + _MONITOR
+
+
+def slice_name(gpu: str, place: MigPlace) -> str:
+    # `1g.24gb+me` and `1g.24gb-me` are two profiles of one GPU.
+    word = re.sub(r"[^a-z0-9]+", "-", place.profile.replace("-", "-no-")).strip("-")
+    return f"{gpu}-mig-{word}-{place.start}"
+
+
+def part_named(
+    name: str,
+    gpus: Mapping[str, Sequence[MigProfile]],
+    *,
+    driver: str,
+    amounts: Collection[str] = (),
+) -> DevicePart | None:
+    """Return what a device of a node's pool stands for; None: no part of these GPUs.
+
+    `gpus` are profiles by UUID; a slice of an unknown one has no profile. `amounts` are the
+    capacities that a claim names: NVIDIA's device is the whole GPU without them.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    start, way = found["start"], found["way"] or ""
+    uuids = [each for each in gpus if each.removeprefix(_PREFIX).lower().startswith(start)]
+    if len(uuids) != 1:
+        return None
+    (uuid,) = uuids
+    if way in {_WHOLE, _MONITOR}:
+        return DevicePart(uuid=uuid, is_whole=way == _WHOLE, is_monitor=way == _MONITOR)
+    if way:
+        places = (MigPlace(each.name, at) for each in gpus[uuid] for at in each.starts)
+        same = (each for each in places if slice_name(f"gpu-{start}", each) == name)
+        return DevicePart(uuid=uuid, slice=next(same, MigPlace("", 0)))
+    is_whole = driver != DRIVER and not {MEMORY_CAPACITY, COMPUTE_CAPACITY} & {*amounts}
+    return DevicePart(uuid=uuid, is_whole=is_whole)
+
+
+# ---- requests ------------------------------------------------------------------------------------
 
 
 class ClaimSharing(msgspec.Struct, frozen=True, kw_only=True):

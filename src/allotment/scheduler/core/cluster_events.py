@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes changes of pods and nodes to the books of devices and of quotas.
+"""Passes changes of pods, claims and nodes to the books of devices and of quotas.
 
 A pod's request is computed once and kept while the pod exists. Pods that another system bound are
-booked by its records (`Adoption`). Ignored parts of a translated pod become one event
-(`TranslationWarnings`).
+booked by its records (`Adoption`), claims by their allocation (`KnownClaims`). Ignored parts of
+a translated pod become one event (`TranslationWarnings`).
 """
 
 import time
@@ -13,7 +13,9 @@ import structlog
 
 from allotment.dialects.foreign.adoption import adopted_usage
 from allotment.dialects.foreign.base import ForeignDialect
-from allotment.model.clusters import ClusterPod, NodeInventory, PodNeed
+from allotment.dialects.foreign.claim_bookings import claim_booking, wanted_containers
+from allotment.dialects.own.resource_claims import ResourceClaim
+from allotment.model.clusters import ClusterPod, NodeInventory, PodBooking, PodNeed, WantedContainer
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.reported import Reported
@@ -107,6 +109,55 @@ class Adoption:
         return replace(pod, booking=replace(pod.booking, containers=found.containers)), ""
 
 
+class KnownClaims:
+    """The claims that wait or are allocated, and what each takes that its node does not count."""
+
+    def __init__(self) -> None:
+        self._claims: dict[PodUid, ResourceClaim] = {}
+        self._by_node: dict[str, dict[PodUid, None]] = {}
+        self._by_name: dict[tuple[str, str], PodUid] = {}
+
+    def put(self, uid: PodUid, claim: ResourceClaim) -> str:
+        """Keep a claim; return its node's name, empty while it waits."""
+        self.gone(uid)
+        self._claims[uid] = claim
+        self._by_name[claim.namespace, claim.name] = uid
+        node = _node_of(claim)
+        if node:
+            self._by_node.setdefault(node, {})[uid] = None
+        return node
+
+    def gone(self, uid: PodUid) -> None:
+        claim = self._claims.pop(uid, None)
+        if claim is None:
+            return
+        name = claim.namespace, claim.name
+        if self._by_name.get(name) == uid:  # another one may have its name by now
+            del self._by_name[name]
+        node = _node_of(claim)
+        if node:
+            claims = self._by_node[node]
+            del claims[uid]
+            if not claims:
+                del self._by_node[node]
+
+    def on(self, node: NodeInventory) -> Iterator[tuple[PodUid, PodBooking | None]]:
+        for uid in self._by_node.get(node.name, ()):
+            yield uid, claim_booking(self._claims[uid], node)
+
+    def wanted(self, namespace: str, names: Collection[str]) -> tuple[WantedContainer, ...]:
+        """Return what a pod with these claims will take; empty: unknown, or decided already."""
+        uids = [self._by_name.get((namespace, name)) for name in names]
+        claims = [self._claims[uid] for uid in uids if uid is not None]
+        if len(claims) < len(uids) or any(each.devices for each in claims):
+            return ()
+        return wanted_containers(claims)
+
+
+def _node_of(claim: ResourceClaim) -> str:
+    return claim.devices[0].pool if claim.devices else ""  # a pool has its node's name
+
+
 _MOST_LOGGED = 20
 """Logged by name; a metric has the number of all."""
 _log = structlog.get_logger(__name__)
@@ -153,6 +204,7 @@ class ClusterEventHandler:
         self._waiting = waiting
         self._warnings = warnings
         self._clock = clock
+        self.claims = KnownClaims()
         self.unplaced: set[PodUid] = set()
         """Pods that ask for GPUs and were bound without a valid placement."""
         self._reported_twice = Reported[str]()
@@ -190,8 +242,26 @@ class ClusterEventHandler:
         self._forget(uid)
         self._book.pod_gone(uid)
 
+    def claim_changed(self, uid: PodUid, claim: ResourceClaim | None) -> None:
+        """A `cluster_feed.ClaimListener`."""
+        node = None
+        if claim is None:
+            self.claims.gone(uid)
+        else:
+            node = self._book.cluster.node(self.claims.put(uid, claim))
+        booking = None if claim is None or node is None else claim_booking(claim, node)
+        self._claim_booked(uid, booking)
+
+    def _claim_booked(self, uid: PodUid, booking: PodBooking | None) -> None:
+        if booking is None:
+            self._book.claim_gone(uid)
+        else:
+            self._book.claim_put(booking)
+
     def node_put(self, node: NodeInventory) -> None:
         self._book.node_put(node)
+        for uid, booking in self.claims.on(node):
+            self._claim_booked(uid, booking)
         for pod in self._take_over.on(node.name):
             self._book.pod_put(pod, now=self._clock())
         twice = self._book.cluster.reported_twice()

@@ -250,6 +250,16 @@ class Reservations:
             if self._quotas is not None and entry.state in HELD:
                 self._quotas.release(uid)
 
+    def claim_put(self, booking: PodBooking) -> None:
+        """A claim takes this beyond what its node's inventory counts."""
+        if self.cluster.booking(booking.uid) != booking:
+            self.cluster.book(booking)
+            self.cluster.changed(booking.node)
+
+    def claim_gone(self, uid: PodUid) -> None:
+        """A claim has ended, or its node's inventory counts all that it has."""
+        self.cluster.release(uid)
+
     def node_put(self, node: NodeInventory) -> None:
         self.cluster.put(node)
 

@@ -15,10 +15,12 @@ from typing import Final, Protocol
 
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.errors import KubeError
-from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
+from allotment.kube.objects import claim_names_of
+from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, WantedContainer
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.pods import PodUid
+from allotment.model.structs import replace
 from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.extender import wire
@@ -64,6 +66,10 @@ class ExtenderObserver(Protocol):
     def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None: ...
 
 
+def _no_claims(_namespace: str, _names: Collection[str]) -> tuple[WantedContainer, ...]:
+    return ()
+
+
 class Extender:
     """Three of the four requests; `preemption` has the fourth.
 
@@ -80,9 +86,13 @@ class Extender:
         leads: Callable[[], bool] = lambda: True,
         receipts: ResultAnnotations | None = None,
         tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
+        claims: Callable[[str, Collection[str]], tuple[WantedContainer, ...]] = _no_claims,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tried` gets each pod that filter was asked about, and the nodes, after the choice."""
+        """`tried` gets each pod that filter was asked about, and the nodes, after the choice.
+
+        `claims` returns what a pod with claims of these names in a namespace will take.
+        """
         self._book = book
         self._binder = binder
         self._observer = observer
@@ -90,6 +100,7 @@ class Extender:
         self._leads = leads
         self._receipts = receipts
         self._tried = tried
+        self._claims = claims
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
@@ -127,7 +138,10 @@ class Extender:
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Answer with a score for each node; for pods without GPUs, with the best nodes only."""
+        """Answer with a score for each node.
+
+        For pods without GPUs and for pods with claims, with the best nodes only.
+        """
         self._check()
         sent, asked = wire.read_filter(body)
         names = list(asked)
@@ -141,6 +155,11 @@ class Extender:
         if need is None:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         if pod.asks is None:
+            claimed = claim_names_of(sent)
+            wanted = self._claims(pod.namespace, claimed) if claimed else ()
+            if wanted:
+                choice = self._book.rank(replace(need, containers=wanted), names)
+                return wire.encode(_scores(choice.best))
             return wire.encode(self._out_of_the_way(need, names))
         if reported is None:
             best = dict.fromkeys(self._book.rank(need, names).best)

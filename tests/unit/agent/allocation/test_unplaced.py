@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.allocation.reconcile import placed_slices, unplaced
+from allotment.agent.allocation.reconcile import claimed, placed_slices, unplaced
+from allotment.agent.mig.state import CutGpu
 from allotment.dialects.own.placement import PLACEMENT, write_booking
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking, TakenPart
 from allotment.model.compute import Compute
-from allotment.model.mig import MigPlace
+from allotment.model.mig import MigHold, MigPlace, MigSlice
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
@@ -240,3 +241,20 @@ def test_slices_that_placements_name_are_a_schedulers_to_count() -> None:
         sliced("c", decided_for="another"),  # a copy: no scheduler counts it
     ]
     assert placed_slices(pods) == {("GPU-a", place)}
+
+
+def test_a_claims_share_is_named_once_it_is_counted() -> None:
+    """A slice's share, once its GPU reports the slice: until then the scheduler counts it."""
+
+    def of_claim(number: int, mode: str) -> LoadedShare:
+        loaded = found(number, "GPU-a", pod=f"claim {number}")
+        assert loaded.share is not None
+        assert loaded.share.owner is not None
+        owner = replace(loaded.share.owner, is_claim=True)
+        return replace(loaded, share=replace(loaded.share, owner=owner, mode=mode))
+
+    part, new, cut = of_claim(1, "soft"), of_claim(2, "mig"), of_claim(3, "mig")
+    slice_ = MigSlice(profile=19, start=0, size=1, hold=MigHold.USED, holder=cut.id)
+    gpu = CutGpu(profiles=(), is_enabled=True, slices=(slice_,))
+    shares = [part, new, cut, found(4, "GPU-a", pod="p"), found(5, "GPU-a")]
+    assert claimed(shares, [gpu]) == {part.id, cut.id}

@@ -25,6 +25,8 @@ from allotment.agent.dra.devices import (
 from allotment.agent.mig.state import CutGpu
 from allotment.agent.node_state import NodeState
 from allotment.devices.facts import DeviceFacts, NodeFacts
+from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
+from allotment.dialects.own.resource_claims import DRIVER, MEMORY_CAPACITY, part_named
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigHold, MigLayout, MigPlace, MigRequest, MigSlice
@@ -364,3 +366,30 @@ def test_attributes_have_the_names_of_nvidias_driver() -> None:
         not {"brand", "resource.kubernetes.io/pcieRoot"}
         & unknown.devices[named(device.uuid)].document["attributes"].keys()
     )
+
+
+@pytest.mark.parametrize("driver", [DRIVER, NVIDIAS_DRIVER])
+@pytest.mark.parametrize("amounts", [(), (MEMORY_CAPACITY,)])
+def test_a_scheduler_reads_from_a_name_what_the_node_gives(
+    driver: str, amounts: tuple[str, ...]
+) -> None:
+    uuids = ["GPU-4a0ae330-00aa", "GPU-4A0AE331-00aa", "GPU-77777777-00aa"]
+    models = [
+        (replace(gpu(place), uuid=uuid), kinds)
+        for place, (uuid, kinds) in enumerate(zip(uuids, (A100_80, H100_80, ()), strict=True))
+    ]
+    pool = pool_of(
+        [GpuState(device=each, cut=cut(kinds)) for each, kinds in models],
+        None,
+        is_nvidias=driver != DRIVER,
+    )
+    gpus = {each.uuid: kinds for each, kinds in models}
+    assert pool.devices
+    for name, device in pool.devices.items():
+        found = part_named(name, gpus, driver=driver, amounts=amounts)
+        assert found == device.part_for(amounts), name
+
+
+@pytest.mark.parametrize("name", ["gpu-0", "gpu-ffffffff", "nic-4a0ae330", "gpu-0-mig-1g10gb-19-0"])
+def test_devices_of_other_drivers_have_no_part(name: str) -> None:
+    assert part_named(name, {"GPU-4a0ae330-00aa": (), "GPU-0": ()}, driver=NVIDIAS_DRIVER) is None

@@ -23,17 +23,20 @@ from scheduler_twin import (
 )
 
 from allotment.dialects.own.registry import need_of
+from allotment.dialects.own.resource_claims import AllocatedDevice, ResourceClaim, WantedDevices
 from allotment.kube.errors import DeniedError, UnreachableError
 from allotment.model.clusters import ClusterPod, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.structs import replace
 from allotment.scheduler.core.book import BindOrder
+from allotment.scheduler.core.cluster_events import KnownClaims
 from allotment.scheduler.core.reservations import ReservationState
 from allotment.scheduler.extender.binder import Binder
 from allotment.scheduler.extender.extender import Extender, NotLeadingError
 
 NAMES = ["a", "b", "c"]
+MEMORY = "allotment.dev/gpu-memory"
 
 
 class Scene:
@@ -47,6 +50,7 @@ class Scene:
         )
         self.pods: dict[str, ClusterPod] = {}
         self.tried: list[tuple[str, list[str]]] = []
+        self.claims = KnownClaims()
         self.binder = Binder(self.book, self.bindery, clock=lambda: self.now)
         self.extender = Extender(
             self.book,
@@ -55,6 +59,7 @@ class Scene:
             pods=self.pods.get,
             leads=lambda: self.leads,
             tried=lambda pod, names: self.tried.append((pod.name, list(names))),
+            claims=self.claims.wanted,
             clock=lambda: self.now,
         )
 
@@ -447,3 +452,59 @@ def test_time_is_asked_about_pods_until_they_are_bound_for_certain() -> None:
         assert (counts[ReservationState.BOUND], counts[ReservationState.EXPECTED]) == (1, 1)
     scene.book.tick(scene.now + 10)
     assert scene.book.counts()[ReservationState.EXPECTED] == 0
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+
+def claiming(template: str | None = None) -> dict[str, Any]:
+    """A pod without GPU resources, with a claim of a name or from a template."""
+    made = pod_json("claiming", limits={}, resourceClaims=[{"name": "gpu"}])
+    if template is None:
+        made["spec"]["resourceClaims"][0]["resourceClaimName"] = "mine"
+    else:
+        made["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = template
+        statuses = [{"name": "gpu", "resourceClaimName": "mine"}]
+        made["status"]["resourceClaimStatuses"] = statuses
+    return made
+
+
+def waiting(kind: str = "share.allotment.dev", **amounts: str) -> ResourceClaim:
+    wanted = (WantedDevices(request="gpu", device_class=kind, amounts=amounts),)
+    return ResourceClaim(uid="c", namespace="ml", name="mine", wanted=wanted)
+
+
+@pytest.mark.parametrize("template", [None, "made"])
+def test_a_pod_with_a_claim_goes_where_a_pod_that_asks_for_the_same_goes(
+    template: str | None,
+) -> None:
+    scene = Scene(candidates=1)
+    scene.filter(pod_json("other", limits={"allotment.dev/gpu": "1", MEMORY: "60Gi"}), ["a"])
+    pod = claiming(template)
+    for claim, size in (
+        (waiting(memory="20Gi"), "20Gi"),
+        (waiting(memory="30Gi"), "30Gi"),
+        (waiting("gpu.allotment.dev"), "80Gi"),
+    ):
+        scene.claims.put(PodUid("c"), claim)
+        limits = {"allotment.dev/gpu": "1", MEMORY: size}
+        need = need_of(cluster_pod("same", limits=limits))
+        (best,) = scene.book.rank(need, ["a", "b"]).best
+        assert scene.prioritize(pod, ["a", "b"]) == {best: 1000}
+    scene.claims.put(PodUid("c"), waiting(memory="30Gi"))
+    assert scene.prioritize(pod, ["a", "b"]) == {"b": 1000}
+
+
+def test_claims_that_are_unknown_or_decided_leave_a_pod_as_one_without_gpus() -> None:
+    scene = Scene(candidates=1)
+    plain = scene.prioritize(pod_json("plain", limits={}), [*NAMES, "none"])
+    assert plain == {"none": 1000}
+    device = AllocatedDevice(request="gpu", pool="a", device="gpu-4a0ae330")
+    for claim in (
+        waiting("other.example.com"),
+        waiting(memory="much"),
+        replace(waiting(memory="20Gi"), devices=(device,)),
+        replace(waiting(memory="20Gi"), name="another"),
+    ):
+        scene.claims.put(PodUid("c"), claim)
+        assert scene.prioritize(claiming(), [*NAMES, "none"]) == plain
