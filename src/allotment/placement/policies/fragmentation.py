@@ -23,64 +23,82 @@ from allotment.placement.policies.slots import Room, SlotArray, Types
 
 _CHUNK = 256
 """Rows processed at once in a full pass: their data fits the processor's cache."""
-_MIXER = 6_364_136_223_846_793_005
-"""Knuth's multiplier for linear congruences: odd, with many bits. Overflow is intended."""
 
 
 class SlotCounts:
-    """Current slots of each node, by row and kind, and in total."""
+    """Current slots of each node, by kind, and in total."""
 
     def __init__(self, arrays: Arrays, types: Types) -> None:
         self.arrays, self.types = arrays, types
-        shape = (len(arrays), len(types.kinds))
-        self.parts = np.zeros((shape[0], arrays.columns, shape[1]), dtype=np.float32)
-        self.sums = np.zeros(shape, dtype=np.float64)
-        self.slots = np.zeros(shape, dtype=np.float64)
-        self.total = np.zeros(shape[1], dtype=np.float64)
-        self._changes = 0
+        number = len(types.kinds)
+        self.parts = np.zeros((0, number), dtype=np.float32)
+        """By room."""
+        self.sums = np.zeros((0, number), dtype=np.float64)
+        """By group, as the following."""
+        self.by_group = np.zeros((0, number), dtype=np.float64)
+        self.slots = np.zeros((0, number), dtype=np.float64)
+        """By row."""
+        self.total = np.zeros(number, dtype=np.float64)
+        self._columns = arrays.columns
+        self._seen_rooms = self._seen_groups = self._changes = 0
 
     @property
     def is_current(self) -> bool:
         """False if columns, models or modes moved. Additional rows do not matter."""
-        return self.parts.shape[1] == self.arrays.columns and self.types.is_current
+        return self._columns == self.arrays.columns and self.types.is_current
 
     def renew(self) -> None:
         arrays = self.arrays
         if self._changes == arrays.changes:
             return
-        self.parts = _with_rows(self.parts, len(arrays))
-        self.sums = _with_rows(self.sums, len(arrays))
-        self.slots = _with_rows(self.slots, len(arrays))
+        self._renew_rooms()
+        self._renew_groups()
+        self.slots = _with_rows(self.slots, len(arrays.version))
         stale = (arrays.version > self._changes).nonzero()[0]
         for start in range(0, len(stale), _CHUNK):
-            self._renew(stale[start : start + _CHUNK])
+            rows = stale[start : start + _CHUNK]
+            slots = self.by_group[arrays.group[rows]]
+            self.total += (slots - self.slots[rows]).sum(axis=0)
+            self.slots[rows] = slots
         self._changes = arrays.changes
         if len(stale) > _CHUNK:
             # Sums built only from differences drift.
             self.total = self.slots.sum(axis=0)
 
-    def _renew(self, rows: IntArray) -> None:
+    def _renew_rooms(self) -> None:
+        rooms = self.arrays.rooms
+        if self._seen_rooms == rooms.changes:
+            return
+        fresh = rooms.since(self._seen_rooms)
+        self._seen_rooms = rooms.changes
+        self.parts = _with_rows(self.parts, rooms.capacity)
+        self.parts[fresh] = self.types.parts(Room.of(rooms, fresh))
+
+    def _renew_groups(self) -> None:
         arrays = self.arrays
-        room = Room.of(arrays, rows[:, None], np.arange(arrays.columns))
-        parts = self.types.parts(room).astype(np.float32)
-        self.parts[rows] = parts
-        self.sums[rows] = parts.sum(axis=1, dtype=np.float64)
-        slots = self._slots(self.sums[rows], rows, None)
-        self.total += (slots - self.slots[rows]).sum(axis=0)
-        self.slots[rows] = slots
+        fresh = arrays.groups.since(self._seen_groups)
+        self._seen_groups = arrays.groups.changes
+        self.sums = _with_rows(self.sums, arrays.groups.capacity)
+        self.by_group = _with_rows(self.by_group, arrays.groups.capacity)
+        rows = arrays.members[fresh]
+        fresh, rows = fresh[rows >= 0], rows[rows >= 0]
+        self.sums[fresh] = self.parts[arrays.room[rows]].sum(axis=1, dtype=np.float64)
+        self.by_group[fresh] = self._slots(self.sums[fresh], rows, None)
 
     def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
         """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
 
         `columns` has one line for each row, of `kind.count` columns.
         """
-        total = self.sums[rows]
+        arrays = self.arrays
+        group = arrays.group[rows]
+        total = self.sums[group]
         if kind.count:
-            before = self.parts[rows[:, None], columns]
-            room = Room.of(self.arrays, rows[:, None], columns).less(kind, self.arrays)
-            after = self.types.parts(room).astype(np.float32)
-            total += after.sum(axis=1, dtype=np.float64) - before.sum(axis=1, dtype=np.float64)
-        return self.slots[rows] - self._slots(total, rows, kind)
+            rooms = arrays.room[rows[:, None], columns]
+            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
+            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
+            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
+        return self.by_group[group] - self._slots(total, rows, kind)
 
     def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
         cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
@@ -90,93 +108,99 @@ class SlotCounts:
 
 
 class _More(msgspec.Struct):
-    """Further choices on rows with several, one a line; row -1: stale."""
+    """Further choices in groups with several, one a line."""
 
-    row: IntArray
+    group: IntArray
     columns: IntArray
     loss: SlotArray
 
 
 class Losses:
-    """All choices for one kind of pod, and the cost of each to each typical kind."""
+    """All choices for one kind of pod, and the cost of each to each typical kind.
+
+    By group of equal nodes, on which the choices are the same.
+    """
 
     def __init__(self, kind: PodShape, ledger: SlotCounts) -> None:
-        rows, types = ledger.slots.shape
         self.kind, self._ledger = kind, ledger
-        self.fits = np.zeros(rows, dtype=np.bool_)
-        self._columns = np.zeros((rows, kind.count), dtype=np.int64)
-        self._loss = np.zeros((rows, types), dtype=np.float32)
+        self._fits = np.zeros(0, dtype=np.bool_)
+        self._columns = np.zeros((0, kind.count), dtype=np.int64)
+        self._loss = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
         self._more = self._none()
         self._changes = 0
 
     @property
     def size(self) -> int:
-        lines = len(self._loss) + len(self._more.row)
+        lines = len(self._loss) + len(self._more.group)
         return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1))
 
     def renew(self) -> None:
         arrays = self._ledger.arrays
-        if self._changes == arrays.changes:
+        groups = arrays.groups
+        if self._changes == groups.changes:
             return
-        self.fits = _with_rows(self.fits, len(arrays))
-        self._columns = _with_rows(self._columns, len(arrays))
-        self._loss = _with_rows(self._loss, len(arrays))
-        stale = arrays.version > self._changes
-        rows = stale.nonzero()[0]
-        self._changes = arrays.changes
-        if len(self._more.row):
-            stays = ~stale[self._more.row]
+        fresh = groups.since(self._changes)
+        self._changes = groups.changes
+        self._fits = _with_rows(self._fits, groups.capacity)
+        self._columns = _with_rows(self._columns, groups.capacity)
+        self._loss = _with_rows(self._loss, groups.capacity)
+        if len(self._more.group):
+            more = self._more
+            stays = np.isin(more.group, fresh, invert=True)
             if not stays.all():
-                more = self._more
-                self._more = _More(more.row[stays], more.columns[stays], more.loss[stays])
-        for start in range(0, len(rows), _CHUNK):
-            self._renew(rows[start : start + _CHUNK])
+                self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
+        fresh = fresh[arrays.members[fresh] >= 0]
+        for start in range(0, len(fresh), _CHUNK):
+            self._renew(fresh[start : start + _CHUNK])
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
         weights = prices.astype(np.float32)
+        number = len(self._ledger.arrays.groups)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
-        costs: FloatArray = np.einsum("rt,t->r", self._loss, weights).astype(np.float64)
-        costs[~self.fits] = np.inf
-        if len(self._more.row):
+        costs: FloatArray = np.einsum("rt,t->r", self._loss[:number], weights).astype(np.float64)
+        costs[~self._fits[:number]] = np.inf
+        if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
-            np.minimum.at(costs, self._more.row, more)
-        return costs
+            np.minimum.at(costs, self._more.group, more)
+        return costs[self._ledger.arrays.group]
 
     def choices(self, row: int, prices: FloatArray) -> list[tuple[int, ...]]:
         """The row's choices of columns, cheapest first; ties by index."""
-        if not self.fits[row]:
+        group = self._ledger.arrays.group[row]
+        if not self._fits[group]:
             return []
-        lines = (self._more.row == row).nonzero()[0]
-        columns = [self._columns[row], *self._more.columns[lines]]
-        loss = np.concatenate([self._loss[row][None, :], self._more.loss[lines]])
+        lines = (self._more.group == group).nonzero()[0]
+        columns = [self._columns[group], *self._more.columns[lines]]
+        loss = np.concatenate([self._loss[group][None, :], self._more.loss[lines]])
         costs = np.einsum("rt,t->r", loss, prices.astype(np.float32)).tolist()
         pairs = zip(costs, [tuple(column.tolist()) for column in columns], strict=True)
         return [choice for _, choice in sorted(pairs)]
 
-    def _renew(self, rows: IntArray) -> None:
+    def _renew(self, groups: IntArray) -> None:
         kind, arrays = self.kind, self._ledger.arrays
+        rows = arrays.members[groups]
         fits = arrays.fitting(kind, rows)
-        self.fits[rows] = fits
-        self._loss[rows] = 0
-        rows = rows[fits]
+        self._fits[groups] = fits
+        self._loss[groups] = 0
+        groups, rows = groups[fits], rows[fits]
         if not len(rows):
             return
         lines, columns, is_first = self._enumerate(rows)
         loss = self._ledger.losses(kind, rows[lines], columns).astype(np.float32)
-        first = rows[lines[is_first]]
+        first = groups[lines[is_first]]
         self._columns[first] = columns[is_first]
         self._loss[first] = loss[is_first]
         if not is_first.all():
             more, others = self._more, ~is_first
             self._more = _More(
-                np.concatenate([more.row, rows[lines[others]]]),
+                np.concatenate([more.group, groups[lines[others]]]),
                 np.concatenate([more.columns, columns[others]]),
                 np.concatenate([more.loss, loss[others]]),
             )
 
     def _enumerate(self, rows: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
-        """All choices on these rows: row, columns, and whether it is the row's first.
+        """All choices on these rows: line in `rows`, columns, and whether it is the row's first.
 
         One device: each that differs from those before it. Several: the fullest ones, because
         taking them leaves the rest whole.
@@ -194,7 +218,7 @@ class Losses:
             by_room = np.argsort(np.take_along_axis(room, by_memory, 1), axis=1, kind="stable")
             columns = np.take_along_axis(by_memory, by_room, 1)[:, : kind.count]
             return np.arange(len(rows)), np.sort(columns, axis=1), np.ones(len(rows), np.bool_)
-        distinct = serving & ~_repeats(arrays, rows, serving)
+        distinct = serving & ~_repeats(arrays.room[rows])
         lines, chosen = distinct.nonzero()
         is_first = np.ones(len(lines), dtype=np.bool_)
         is_first[1:] = lines[1:] != lines[:-1]
@@ -219,24 +243,10 @@ def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
 
 
-def _repeats(arrays: Arrays, rows: IntArray, serving: BoolArray) -> BoolArray:
-    """True for devices equal to an earlier serving one on their node.
-
-    A device's relevant fields are hashed into one number. A collision (one in 2^64) only costs a
-    choice.
-    """
-    number = arrays.free[rows].astype(np.int64)
-    for array in (
-        arrays.unguaranteed,
-        arrays.free_memory,
-        arrays.memory,
-        arrays.model,
-        arrays.modes,
-    ):
-        number = number * _MIXER + array[rows].astype(np.int64)
-    alike = (number[:, :, None] == number[:, None, :]) & serving[:, None, :]
-    columns = np.arange(serving.shape[1])
-    alike &= columns[:, None] > columns
+def _repeats(rooms: IntArray) -> BoolArray:
+    """True for devices equal to an earlier one on their node."""
+    columns = np.arange(rooms.shape[1])
+    alike = (rooms[:, :, None] == rooms[:, None, :]) & (columns[:, None] > columns)
     same: BoolArray = alike.any(axis=2)
     return same
 
@@ -299,7 +309,7 @@ class Fragmentation:
         if losses is None:
             return fullest
         in_order: dict[int, None] = {}
-        rooms = arrays.room_keys(row)
+        rooms = arrays.room[row].tolist()
         for choice in losses.choices(row, self._prices()):
             # A choice of one device stands for all that equal it.
             same = {rooms[column] for column in choice} if kind.count == 1 else ()
