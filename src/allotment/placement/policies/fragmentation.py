@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
 from allotment.model.modes import MODES, traits_of
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, ShapeKey, shape_of
 from allotment.placement.policies.simple import Binpack
@@ -23,6 +24,13 @@ from allotment.placement.policies.slots import Room, SlotArray, Types
 
 _CHUNK = 256
 """Rows processed at once in a full pass: their data fits the processor's cache."""
+
+
+class _Change(msgspec.Struct):
+    """How a device's parts change when it takes one part of a request, by number of its room."""
+
+    parts: FloatArray
+    changes: int = 0
 
 
 class SlotCounts:
@@ -34,18 +42,20 @@ class SlotCounts:
         self.parts = np.zeros((0, number), dtype=np.float32)
         """By room."""
         self.sums = np.zeros((0, number), dtype=np.float64)
-        """By group, as the following."""
+        """By group, as the following two."""
         self.by_group = np.zeros((0, number), dtype=np.float64)
+        self.is_first = np.zeros((0, arrays.columns), dtype=np.bool_)
+        """By group and column: no earlier device of the node has the same room."""
         self.slots = np.zeros((0, number), dtype=np.float64)
         """By row."""
         self.total = np.zeros(number, dtype=np.float64)
-        self._columns = arrays.columns
+        self._changed: dict[PodShape, _Change] = {}
         self._seen_rooms = self._seen_groups = self._changes = 0
 
     @property
     def is_current(self) -> bool:
         """False if columns, models or modes moved. Additional rows do not matter."""
-        return self._columns == self.arrays.columns and self.types.is_current
+        return self.is_first.shape[1] == self.arrays.columns and self.types.is_current
 
     def renew(self) -> None:
         arrays = self.arrays
@@ -80,10 +90,13 @@ class SlotCounts:
         self._seen_groups = arrays.groups.changes
         self.sums = _with_rows(self.sums, arrays.groups.capacity)
         self.by_group = _with_rows(self.by_group, arrays.groups.capacity)
+        self.is_first = _with_rows(self.is_first, arrays.groups.capacity)
         rows = arrays.members[fresh]
         fresh, rows = fresh[rows >= 0], rows[rows >= 0]
-        self.sums[fresh] = self.parts[arrays.room[rows]].sum(axis=1, dtype=np.float64)
-        self.by_group[fresh] = self._slots(self.sums[fresh], rows, None)
+        rooms = arrays.room[rows]
+        self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
+        self.by_group[fresh] = self._slots(sums, rows, None)
+        self.is_first[fresh] = ~_repeats(rooms)
 
     def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
         """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
@@ -95,10 +108,26 @@ class SlotCounts:
         total = self.sums[group]
         if kind.count:
             rooms = arrays.room[rows[:, None], columns]
-            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
-            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
-            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
+            total += self._change(kind)[rooms].sum(axis=1)
         return self.by_group[group] - self._slots(total, rows, kind)
+
+    def _change(self, kind: PodShape) -> FloatArray:
+        """How parts change when a device takes one part of this request, by number of its room."""
+        key = replace(kind, cpu_milli=0, memory_bytes=0, count=1, models=None)
+        change = self._changed.get(key)
+        if change is None:
+            if sum(each.parts.nbytes for each in self._changed.values()) > _MOST_BYTES // 4:
+                self._changed.clear()
+            change = self._changed[key] = _Change(np.zeros((0, self.parts.shape[1])))
+        rooms = self.arrays.rooms
+        if change.changes != rooms.changes:
+            fresh = rooms.since(change.changes)
+            change.changes = rooms.changes
+            change.parts = _with_rows(change.parts, rooms.capacity)
+            less = Room.of(rooms, fresh).less(kind, self.arrays)
+            change.parts[fresh] = self.types.parts(less).astype(np.float32)
+            change.parts[fresh] -= self.parts[fresh]
+        return change.parts
 
     def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
         cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
@@ -218,7 +247,7 @@ class Losses:
             by_room = np.argsort(np.take_along_axis(room, by_memory, 1), axis=1, kind="stable")
             columns = np.take_along_axis(by_memory, by_room, 1)[:, : kind.count]
             return np.arange(len(rows)), np.sort(columns, axis=1), np.ones(len(rows), np.bool_)
-        distinct = serving & ~_repeats(arrays.room[rows])
+        distinct = serving & self._ledger.is_first[arrays.group[rows]]
         lines, chosen = distinct.nonzero()
         is_first = np.ones(len(lines), dtype=np.bool_)
         is_first[1:] = lines[1:] != lines[:-1]
@@ -279,6 +308,7 @@ class Fragmentation:
         self._fallback = Binpack()
         self._kinds: list[PodShape] = []
         self._counts = np.zeros(0)
+        self._current_prices: FloatArray | None = None
         self._places: dict[ShapeKey, int] = {}
 
     def arrived(self, kind: PodShape) -> None:
