@@ -22,7 +22,7 @@ class Numbers:
         """`spare`: how many numbers without uses keep their values, for the next use of these."""
         self.changes = 0
         """How many times a number got a value."""
-        self._version = np.zeros(16, dtype=np.int64)
+        self.version = np.zeros(16, dtype=np.int64)
         """By number: the value of `changes` when it got its value."""
         self._spare = spare
         self._numbers: dict[Hashable, int] = {}
@@ -39,14 +39,14 @@ class Numbers:
     @property
     def capacity(self) -> int:
         """Length of arrays by number: at least the count of numbers, and it grows in steps."""
-        return len(self._version)
+        return len(self.version)
 
     def value(self, number: int) -> Hashable:
         return self._values[number]
 
     def since(self, changes: int) -> IntArray:
         """The numbers that got their values after this value of `changes`."""
-        return (self._version[: len(self)] > changes).nonzero()[0]
+        return (self.version[: len(self)] > changes).nonzero()[0]
 
     def take(self, value: Hashable) -> int:
         """Return the value's number, with one use more."""
@@ -54,7 +54,7 @@ class Numbers:
         if number is None:
             number = self._numbers[value] = self._new(value)
             self.changes += 1
-            self._version[number] = self.changes
+            self.version[number] = self.changes
         elif not self._uses[number]:
             del self._unused[number]
         self._uses[number] += 1
@@ -90,8 +90,8 @@ class Numbers:
             return number
         self._values.append(value)
         self._uses.append(0)
-        if len(self) > len(self._version):
-            self._version = np.concatenate([self._version, np.zeros_like(self._version)])
+        if len(self) > len(self.version):
+            self.version = np.concatenate([self.version, np.zeros_like(self.version)])
         return len(self) - 1
 
 

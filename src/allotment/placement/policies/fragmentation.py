@@ -57,10 +57,11 @@ class SlotCounts:
         """False if columns, models or modes moved. Additional rows do not matter."""
         return self.is_first.shape[1] == self.arrays.columns and self.types.is_current
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
+        """Return whether anything changed."""
         arrays = self.arrays
         if self._changes == arrays.changes:
-            return
+            return False
         self._renew_rooms()
         self._renew_groups()
         self.slots = _with_rows(self.slots, len(arrays.version))
@@ -74,6 +75,7 @@ class SlotCounts:
         if len(stale) > _CHUNK:
             # Sums built only from differences drift.
             self.total = self.slots.sum(axis=0)
+        return True
 
     def _renew_rooms(self) -> None:
         rooms = self.arrays.rooms
@@ -168,31 +170,35 @@ class Losses:
         groups = arrays.groups
         if self._changes == groups.changes:
             return
+        if len(self._more.group):
+            more = self._more
+            stays = groups.version[more.group] <= self._changes
+            if not stays.all():
+                self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
         fresh = groups.since(self._changes)
         self._changes = groups.changes
         self._fits = _with_rows(self._fits, groups.capacity)
         self._columns = _with_rows(self._columns, groups.capacity)
         self._loss = _with_rows(self._loss, groups.capacity)
-        if len(self._more.group):
-            more = self._more
-            stays = np.isin(more.group, fresh, invert=True)
-            if not stays.all():
-                self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
         fresh = fresh[arrays.members[fresh] >= 0]
         for start in range(0, len(fresh), _CHUNK):
             self._renew(fresh[start : start + _CHUNK])
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
+        arrays = self._ledger.arrays
+        number = len(arrays.groups)
+        fits = self._fits[:number]
+        if not fits.any():
+            return np.full(len(arrays), np.inf)
         weights = prices.astype(np.float32)
-        number = len(self._ledger.arrays.groups)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
         costs: FloatArray = np.einsum("rt,t->r", self._loss[:number], weights).astype(np.float64)
-        costs[~self._fits[:number]] = np.inf
+        costs[~fits] = np.inf
         if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
             np.minimum.at(costs, self._more.group, more)
-        return costs[self._ledger.arrays.group]
+        return costs[arrays.group]
 
     def choices(self, row: int, prices: FloatArray) -> list[tuple[int, ...]]:
         """The row's choices of columns, cheapest first; ties by index."""
@@ -200,6 +206,8 @@ class Losses:
         if not self._fits[group]:
             return []
         lines = (self._more.group == group).nonzero()[0]
+        if not len(lines):
+            return [tuple(self._columns[group].tolist())]
         columns = [self._columns[group], *self._more.columns[lines]]
         loss = np.concatenate([self._loss[group][None, :], self._more.loss[lines]])
         costs = np.einsum("rt,t->r", loss, prices.astype(np.float32)).tolist()
@@ -308,7 +316,7 @@ class Fragmentation:
         self._fallback = Binpack()
         self._kinds: list[PodShape] = []
         self._counts = np.zeros(0)
-        self._current_prices: FloatArray | None = None
+        self._prices: FloatArray | None = None
         self._places: dict[ShapeKey, int] = {}
 
     def arrived(self, kind: PodShape) -> None:
@@ -318,6 +326,7 @@ class Fragmentation:
         place = self._places.get(shape_of(kind))
         if place is not None:
             self._counts[place] += self._mix.step
+            self._prices = None
 
     def expect(self, mix: Mapping[PodShape, float]) -> None:
         self._mix.expect(mix)
@@ -326,7 +335,7 @@ class Fragmentation:
         losses = self._losses(arrays, kind)
         if losses is None:
             return self._fallback.costs(arrays, kind, rows)
-        costs = losses.costs(self._prices())
+        costs = losses.costs(self._prices_now())
         return costs if rows is None else costs[rows]
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
@@ -340,7 +349,7 @@ class Fragmentation:
             return fullest
         in_order: dict[int, None] = {}
         rooms = arrays.room[row].tolist()
-        for choice in losses.choices(row, self._prices()):
+        for choice in losses.choices(row, self._prices_now()):
             # A choice of one device stands for all that equal it.
             same = {rooms[column] for column in choice} if kind.count == 1 else ()
             in_order.update(
@@ -349,18 +358,21 @@ class Fragmentation:
         in_order.update(dict.fromkeys(fullest))
         return list(in_order)
 
-    def _prices(self) -> FloatArray:
-        ledger = self._ledger
-        assert ledger is not None  # noqa: S101 - for the type checker: losses have one
-        scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
-        prices: FloatArray = self._counts / self._counts.sum() / scarcity
-        return np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+    def _prices_now(self) -> FloatArray:
+        if self._prices is None:
+            ledger = self._ledger
+            assert ledger is not None  # noqa: S101 - for the type checker: losses have one
+            scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
+            prices: FloatArray = self._counts / self._counts.sum() / scarcity
+            self._prices = np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+        return self._prices
 
     def _losses(self, arrays: Arrays, kind: PodShape) -> Losses | None:
         ledger = self._current(arrays)
         if not self._kinds:
             return None
-        ledger.renew()
+        if ledger.renew():
+            self._prices = None
         losses = self._kept.get(kind)
         if losses is not None:
             losses.renew()
@@ -388,6 +400,7 @@ class Fragmentation:
     def _learn(self, arrays: Arrays) -> None:
         """Update the typical kinds from the mix; existing ones keep their positions."""
         self._epoch = self._mix.epoch
+        self._prices = None
         known = {shape_of(kind): (kind, count) for kind, count in self._mix.shapes(_MOST_SHAPES)}
         if not self._mix.is_known:
             for kind in _always_expected(arrays):
