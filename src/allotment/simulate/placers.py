@@ -112,6 +112,7 @@ class ArrayPlacer:
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if a node is overbooked or the arrays differ from the books."""
+        self._arrays.check_invariants()
         for row, node in enumerate(self._nodes):
             left = [node.cpu, node.memory]
             seen = [self._arrays.cpu_free[row], self._arrays.memory_free[row]]

@@ -138,7 +138,7 @@ class Arrays:
         self.cuts = Cuts()
         self.rooms = Rooms()
         """Devices with the same number have the same model and room."""
-        self.groups = Numbers()
+        self.groups: Numbers[tuple[float | bytes, ...]] = Numbers()
         """Nodes with the same number are equal in all that is free."""
         self._links: dict[int, LinkArray] = {}
         self._unused: list[int] = []
@@ -325,7 +325,27 @@ class Arrays:
         if kind.mode not in self.mode_names:
             return np.zeros(modes.shape, dtype=np.bool_)
         bit = 1 << self.mode_names.index(kind.mode)
-        return (modes & bit) != 0
+        has_bit: BoolArray = (modes & bit) != 0
+        return has_bit
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless the numbers are those of the amounts."""
+        fields = [getattr(self, name) for name in RoomValue._fields]
+        for row, column in np.argwhere(self.gpu_there).tolist():
+            amounts = RoomValue(*(field[row, column] for field in fields))
+            number = int(self.room[row, column])
+            if self.rooms.value(number) != amounts or (*self.rooms.table[:, number],) != amounts:
+                raise AssertionError(row, column, amounts, self.rooms.value(number))
+        if self.room[~self.gpu_there].any():
+            raise AssertionError(self.room)
+        self.rooms.check_invariants([NO_ROOM, *self.room[self.gpu_there].tolist()])
+        self.groups.check_invariants(self.group.tolist())
+        alike: dict[int, object] = {}
+        for row, group in enumerate(self.group.tolist()):
+            free = self.cpu_free[row], self.memory_free[row], self.room[row].tolist()
+            member = self.group[self.members[group]]
+            if alike.setdefault(group, free) != free or member != group:
+                raise AssertionError(row, group, free, alike[group])
 
     def _name_key(self, row: int) -> tuple[bool, str]:
         return (not self.names[row], self.names[row])
@@ -415,9 +435,7 @@ class Arrays:
         self._of_model[place] += 1
         return place
 
-    def _release(
-        self, models: Iterable[int], cuts: Iterable[int], rooms: Iterable[int]
-    ) -> None:
+    def _release(self, models: Iterable[int], cuts: Iterable[int], rooms: Iterable[int]) -> None:
         """Count one device less at each of these indexes; an index with count 0 is reused."""
         for number in rooms:
             if number != NO_ROOM:

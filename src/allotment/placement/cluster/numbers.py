@@ -6,16 +6,17 @@ each number in place of once for each device or node.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 
-class Numbers:
+class Numbers(Generic[_Value]):
     """Numbers values by their first use. A number without uses is given to another value."""
 
     def __init__(self, *, spare: int = 0) -> None:
@@ -25,8 +26,8 @@ class Numbers:
         self.version = np.zeros(16, dtype=np.int64)
         """By number: the value of `changes` when it got its value."""
         self._spare = spare
-        self._numbers: dict[Hashable, int] = {}
-        self._values: list[Hashable] = []
+        self._numbers: dict[_Value, int] = {}
+        self._values: list[_Value] = []
         self._uses: list[int] = []
         self._unused: dict[int, None] = {}
         """Numbers without uses that keep their values, the longest unused first."""
@@ -41,14 +42,14 @@ class Numbers:
         """Length of arrays by number: at least the count of numbers, and it grows in steps."""
         return len(self.version)
 
-    def value(self, number: int) -> Hashable:
+    def value(self, number: int) -> _Value:
         return self._values[number]
 
     def since(self, changes: int) -> IntArray:
         """The numbers that got their values after this value of `changes`."""
         return (self.version[: len(self)] > changes).nonzero()[0]
 
-    def take(self, value: Hashable) -> int:
+    def take(self, value: _Value) -> int:
         """Return the value's number, with one use more."""
         number = self._numbers.get(value)
         if number is None:
@@ -76,13 +77,11 @@ class Numbers:
         counts = np.bincount(np.array(used, dtype=np.int64), minlength=len(self)).tolist()
         unused = {number for number, count in enumerate(counts) if not count}
         free = set(self._free)
-        numbers = {
-            value: number for number, value in enumerate(self._values) if number not in free
-        }
+        numbers = {value: number for number, value in enumerate(self._values) if number not in free}
         if counts != self._uses or unused != self._unused.keys() | free or numbers != self._numbers:
             raise AssertionError(counts, self._uses, self._unused, self._free)
 
-    def _new(self, value: Hashable) -> int:
+    def _new(self, value: _Value) -> int:
         """Return the number of a value that has none."""
         if self._free:
             number = self._free.pop()
@@ -111,7 +110,7 @@ NO_ROOM = 0
 _SPARE_ROOMS = 1024
 
 
-class Rooms(Numbers):
+class Rooms(Numbers[RoomValue]):
     """The distinct rooms of devices, as arrays by number."""
 
     def __init__(self) -> None:
@@ -120,7 +119,7 @@ class Rooms(Numbers):
         """A line for each field of `RoomValue`, a column for each number."""
         self.take(RoomValue(0, 0, 0, 0, -1, 0))
 
-    def _new(self, value: Hashable) -> int:
+    def _new(self, value: RoomValue) -> int:
         number = super()._new(value)
         missing = self.capacity - self.table.shape[1]
         if missing:
