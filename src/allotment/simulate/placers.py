@@ -36,7 +36,11 @@ class Spot(msgspec.Struct, frozen=True):
 
 def mix_of(pods: Sequence[TracePod]) -> Mapping[PodShape, float]:
     """Return the frequency of each kind of pod; like the literature, ignore host memory."""
-    return Counter(replace(kind_of(pod), memory_bytes=0) for pod in pods)
+    examples = {pod.shape: pod for pod in pods}
+    mix: Counter[PodShape] = Counter()
+    for shape, number in Counter(pod.shape for pod in pods).items():
+        mix[replace(kind_of(examples[shape]), memory_bytes=0)] += number
+    return mix
 
 
 class _Device(msgspec.Struct):

@@ -90,15 +90,16 @@ class SlotCounts:
         arrays = self.arrays
         fresh = arrays.groups.since(self._seen_groups)
         self._seen_groups = arrays.groups.changes
-        self.sums = _with_rows(self.sums, arrays.groups.capacity)
-        self.by_group = _with_rows(self.by_group, arrays.groups.capacity)
-        self.is_first = _with_rows(self.is_first, arrays.groups.capacity)
+        if len(self.sums) < arrays.groups.capacity:
+            self.sums = _with_rows(self.sums, arrays.groups.capacity)
+            self.by_group = _with_rows(self.by_group, arrays.groups.capacity)
+            self.is_first = _with_rows(self.is_first, arrays.groups.capacity)
         rows = arrays.members[fresh]
         fresh, rows = fresh[rows >= 0], rows[rows >= 0]
         rooms = arrays.room[rows]
         self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
         self.by_group[fresh] = self._slots(sums, rows, None)
-        self.is_first[fresh] = ~_repeats(rooms)
+        self.is_first[fresh] = _is_first(rooms)
 
     def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
         """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
@@ -177,9 +178,10 @@ class Losses:
                 self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
         fresh = groups.since(self._changes)
         self._changes = groups.changes
-        self._fits = _with_rows(self._fits, groups.capacity)
-        self._columns = _with_rows(self._columns, groups.capacity)
-        self._loss = _with_rows(self._loss, groups.capacity)
+        if len(self._fits) < groups.capacity:
+            self._fits = _with_rows(self._fits, groups.capacity)
+            self._columns = _with_rows(self._columns, groups.capacity)
+            self._loss = _with_rows(self._loss, groups.capacity)
         fresh = fresh[arrays.members[fresh] >= 0]
         for start in range(0, len(fresh), _CHUNK):
             self._renew(fresh[start : start + _CHUNK])
@@ -273,19 +275,18 @@ _Any = TypeVar("_Any", bound=np.generic)
 
 
 def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
-    """The array extended by zeros to this many rows; unchanged if large enough."""
+    """The array extended by zeros to this many rows; unchanged if it has them."""
     missing = rows - len(array)
     if not missing:
         return array
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
 
 
-def _repeats(rooms: IntArray) -> BoolArray:
-    """True for devices equal to an earlier one on their node."""
-    columns = np.arange(rooms.shape[1])
-    alike = (rooms[:, :, None] == rooms[:, None, :]) & (columns[:, None] > columns)
-    same: BoolArray = alike.any(axis=2)
-    return same
+def _is_first(rooms: IntArray) -> BoolArray:
+    """True for devices that equal no earlier one on their node."""
+    first = (rooms[:, :, None] == rooms[:, None, :]).argmax(axis=2)
+    is_first: BoolArray = first == np.arange(rooms.shape[1])
+    return is_first
 
 
 _MOST_SHAPES = 96
