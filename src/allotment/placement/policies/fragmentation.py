@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
 from allotment.model.modes import MODES, traits_of
-from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, ShapeKey, shape_of
 from allotment.placement.policies.simple import Binpack
@@ -24,13 +23,6 @@ from allotment.placement.policies.slots import Room, SlotArray, Types
 
 _CHUNK = 256
 """Rows processed at once in a full pass: their data fits the processor's cache."""
-
-
-class _Change(msgspec.Struct):
-    """How a device's parts change when it takes one part of a request, by number of its room."""
-
-    parts: FloatArray
-    changes: int = 0
 
 
 class SlotCounts:
@@ -49,7 +41,6 @@ class SlotCounts:
         self.slots = np.zeros((0, number), dtype=np.float64)
         """By row."""
         self.total = np.zeros(number, dtype=np.float64)
-        self._changed: dict[PodShape, _Change] = {}
         self._seen_rooms = self._seen_groups = self._changes = 0
 
     @property
@@ -111,26 +102,18 @@ class SlotCounts:
         total = self.sums[group]
         if kind.count:
             rooms = arrays.room[rows[:, None], columns]
-            total += self._change(kind)[rooms].sum(axis=1)
+            total += self._change(kind, rooms).sum(axis=1)
         return self.by_group[group] - self._slots(total, rows, kind)
 
-    def _change(self, kind: PodShape) -> FloatArray:
-        """How parts change when a device takes one part of this request, by number of its room."""
-        key = replace(kind, cpu_milli=0, memory_bytes=0, count=1, models=None)
-        change = self._changed.get(key)
-        if change is None:
-            if sum(each.parts.nbytes for each in self._changed.values()) > _MOST_BYTES // 4:
-                self._changed.clear()
-            change = self._changed[key] = _Change(np.zeros((0, self.parts.shape[1])))
-        rooms = self.arrays.rooms
-        if change.changes != rooms.changes:
-            fresh = rooms.since(change.changes)
-            change.changes = rooms.changes
-            change.parts = _with_rows(change.parts, rooms.capacity)
-            less = Room.of(rooms, fresh).less(kind, self.arrays)
-            change.parts[fresh] = self.types.parts(less).astype(np.float32)
-            change.parts[fresh] -= self.parts[fresh]
-        return change.parts
+    def _change(self, kind: PodShape, rooms: IntArray) -> FloatArray:
+        """How the parts of devices with these rooms change when each takes one of this request."""
+        found, where = np.unique(rooms, return_inverse=True)
+        less = Room.of(self.arrays.rooms, found).less(kind, self.arrays)
+        after = self.types.parts(less).astype(np.float32)
+        change: FloatArray = (after.astype(np.float64) - self.parts[found])[
+            where.reshape(rooms.shape)  # flat before numpy 2
+        ]
+        return change
 
     def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
         cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
