@@ -102,18 +102,10 @@ class SlotCounts:
         total = self.sums[group]
         if kind.count:
             rooms = arrays.room[rows[:, None], columns]
-            total += self._change(kind, rooms).sum(axis=1)
+            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
+            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
+            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
         return self.by_group[group] - self._slots(total, rows, kind)
-
-    def _change(self, kind: PodShape, rooms: IntArray) -> FloatArray:
-        """How the parts of devices with these rooms change when each takes one of this request."""
-        found, where = np.unique(rooms, return_inverse=True)
-        less = Room.of(self.arrays.rooms, found).less(kind, self.arrays)
-        after = self.types.parts(less).astype(np.float32)
-        change: FloatArray = (after.astype(np.float64) - self.parts[found])[
-            where.reshape(rooms.shape)  # flat before numpy 2
-        ]
-        return change
 
     def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
         cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
