@@ -36,7 +36,11 @@ class Spot(msgspec.Struct, frozen=True):
 
 def mix_of(pods: Sequence[TracePod]) -> Mapping[PodShape, float]:
     """Return the frequency of each kind of pod; like the literature, ignore host memory."""
-    return Counter(replace(kind_of(pod), memory_bytes=0) for pod in pods)
+    examples = {pod.shape: pod for pod in pods}
+    mix: Counter[PodShape] = Counter()
+    for shape, number in Counter(pod.shape for pod in pods).items():
+        mix[replace(kind_of(examples[shape]), memory_bytes=0)] += number
+    return mix
 
 
 class _Device(msgspec.Struct):
@@ -112,6 +116,7 @@ class ArrayPlacer:
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if a node is overbooked or the arrays differ from the books."""
+        self._arrays.check_invariants()
         for row, node in enumerate(self._nodes):
             left = [node.cpu, node.memory]
             seen = [self._arrays.cpu_free[row], self._arrays.memory_free[row]]

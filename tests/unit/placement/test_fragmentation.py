@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import floor
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,60 @@ def test_a_loss_is_what_slots_there_are_less_after_it_was_placed(
         assert losses.costs(price)[0] == pytest.approx(cost, abs=1e-4)
 
 
+@given(
+    nodes=st.lists(st.lists(devices, max_size=5), min_size=1, max_size=6),
+    copies=st.integers(1, 3),
+    typical=st.lists(kinds, min_size=1, max_size=5, unique=True),
+    kind=kinds,
+)
+def test_equal_nodes_and_devices_are_judged_as_if_each_were_alone(
+    nodes: list[list[DeviceRoom]], copies: int, typical: list[PodShape], kind: PodShape
+) -> None:
+    prices = np.linspace(0.1, 1, len(typical))
+
+    def judged(arrays: Arrays) -> list[tuple[float, list[tuple[int, ...]]]]:
+        ledger = SlotCounts(arrays, Types(typical, arrays))
+        ledger.renew()
+        losses = Losses(kind, ledger)
+        losses.renew()
+        costs = losses.costs(prices).tolist()
+        return [(cost, losses.choices(row, prices)) for row, cost in enumerate(costs)]
+
+    alone = [judged(built(rooms))[0] for rooms in nodes]
+    assert judged(built(*nodes * copies)) == alone * copies
+
+
+events: st.SearchStrategy[tuple[str, Any, list[DeviceRoom]]] = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 3), st.lists(devices, max_size=4)),
+    st.tuples(st.just("drop"), st.integers(0, 3), st.just([])),
+    st.tuples(st.just("ask"), kinds, st.just([])),
+)
+
+
+@given(happened=st.lists(events, min_size=1, max_size=25), asked=kinds)
+@settings(max_examples=examples(2))
+def test_what_is_kept_gives_what_a_new_policy_gives(
+    happened: list[tuple[str, Any, list[DeviceRoom]]], asked: PodShape
+) -> None:
+    mix = {WHOLE_ONE: 2.0, PodShape(count=1, guarantee=2500): 1.0}
+    arrays, old, new = Arrays(), Fragmentation(), Fragmentation()
+    for policy in (old, new):
+        policy.expect(mix)
+    for event, what, rooms in happened:
+        if event == "put":
+            arrays.put(f"n{what}", rooms, cpu_free=64_000, memory_free=64 * GIB)
+        elif event == "drop":
+            arrays.drop(f"n{what}")
+        else:
+            old.costs(arrays, what)
+        arrays.check_invariants()
+    assert old.costs(arrays, asked).tolist() == pytest.approx(new.costs(arrays, asked).tolist())
+    for row in arrays.rows.tolist():
+        assert set(old.device_order(arrays, asked, row)) == set(
+            new.device_order(arrays, asked, row)
+        )
+
+
 def test_a_share_goes_beside_another_where_whole_gpus_are_wanted() -> None:
     mix = {WHOLE_ONE: 1.0, PodShape(count=1, guarantee=4000): 1.0}
     arrays = built([room()] * 2, [room(), room(4000)])
@@ -243,6 +298,15 @@ def test_choices_that_a_node_had_are_forgotten_when_it_changes() -> None:
     assert old.device_order(arrays, share, 0) == [0]
 
 
+def test_a_node_that_is_again_as_it_was_is_looked_at_again() -> None:
+    arrays, policy = built([room(3000)], [room()]), Fragmentation()
+    policy.expect({WHOLE_ONE: 1.0})
+    arrays.update(0, {0: room(0)}, cpu_free=64_000, memory_free=64 * GIB)
+    assert best(policy, arrays, PodShape(count=1, guarantee=3000)) == (1, (0,))
+    arrays.update(0, {0: room(3000)}, cpu_free=64_000, memory_free=64 * GIB)
+    assert best(policy, arrays, PodShape(count=1, guarantee=3000)) == (0, (0,))
+
+
 def test_another_cluster_is_looked_at_anew() -> None:
     policy = Fragmentation()
     policy.expect({WHOLE_ONE: 1.0})
@@ -252,7 +316,7 @@ def test_another_cluster_is_looked_at_anew() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allotment.placement.policies.fragmentation._MOST_BYTES", 20_000)
-    policy, arrays = Fragmentation(), built(*[[room()] * 2] * 50)
+    policy, arrays = Fragmentation(), built(*([room(free)] * 2 for free in range(100, 5100, 100)))
     policy.expect({WHOLE_ONE: 1.0, PodShape(count=1, guarantee=2500): 1.0})
     for cpu in range(100):
         policy.costs(arrays, PodShape(count=1, guarantee=1000, cpu_milli=cpu))

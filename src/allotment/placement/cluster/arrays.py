@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigLayout, MigRequest
 from allotment.model.modes import SOFT, has_slices, traits_of
+from allotment.placement.cluster.numbers import NO_ROOM, Numbers, Rooms, RoomValue
 from allotment.placement.mig.cuts import NOTHING, Cuts
 
 FloatArray = NDArray[np.float64]
@@ -25,7 +26,9 @@ LinkArray = NDArray[np.float32]
 
 _NO_NUMA = -1
 _NO_MODEL = -1
+_NO_GROUP = -1
 _MOST_MASKS = 1024
+_MOST_ANSWERS = 256
 
 
 class PodShape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -76,6 +79,13 @@ class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
     """Its MIG layout, if it takes one more slice."""
 
 
+class _Answer(msgspec.Struct):
+    """Which rooms serve one request, by number."""
+
+    serves: BoolArray
+    changes: int = 0
+
+
 class Arrays:
     """Nodes in rows, devices in columns. Rows of removed nodes are reused.
 
@@ -107,6 +117,10 @@ class Arrays:
     """-1: unknown."""
     cut: NDArray[np.int32]
     """Its number in `cuts`."""
+    room: IntArray
+    """Its number in `rooms`."""
+    group: IntArray
+    """By row: its number in `groups`."""
     version: IntArray
     """By row: the value of `changes` at its last write."""
 
@@ -122,11 +136,17 @@ class Arrays:
         self.changes = 0
         """How many times any row was written."""
         self.cuts = Cuts()
+        self.rooms = Rooms()
+        """Devices with the same number have the same model and room."""
+        self.groups: Numbers[tuple[float | bytes, ...]] = Numbers()
+        """Nodes with the same number are equal in all that is free."""
         self._links: dict[int, LinkArray] = {}
         self._unused: list[int] = []
         self._order: IntArray | None = None
         self._rows: IntArray | None = None
+        self._members: IntArray | None = None
         self._masks: dict[frozenset[str], BoolArray] = {}
+        self._answers: dict[PodShape, _Answer] = {}
         self._places: dict[str, int] = {}
         """Of models that are there, in `model_names`."""
         self._of_model: list[int] = []
@@ -174,10 +194,10 @@ class Arrays:
         if len(devices) > self.columns:
             self._grow(rows=len(self), columns=len(devices))
         # Kept until the new devices are written: most have the same models.
-        before, cut = self.model[row].tolist(), self.cut[row].tolist()
+        before = self._taken_by(row)
         self._clear(row)
         self.update(row, dict(enumerate(devices)), cpu_free=cpu_free, memory_free=memory_free)
-        self._release(before, cut)
+        self._release(*before)
         if links is not None:
             self._links[row] = links
         return row
@@ -197,7 +217,7 @@ class Arrays:
         row = self.row.pop(name, None)
         if row is None:
             return
-        self._release(self.model[row].tolist(), self.cut[row].tolist())
+        self._release(*self._taken_by(row))
         self._clear(row)
         self.names[row] = ""
         self.cpu_free[row] = -1
@@ -209,32 +229,42 @@ class Arrays:
     def links(self, row: int) -> LinkArray | None:
         return self._links.get(row)
 
-    def room_keys(self, row: int) -> list[tuple[float, ...]]:
-        """A key of each device of a row: devices with equal keys have the same model and room."""
-        arrays = (
-            self.free,
-            self.unguaranteed,
-            self.free_memory,
-            self.memory,
-            self.model,
-            self.modes,
-        )
-        return list(zip(*(array[row].tolist() for array in arrays), strict=True))
+    @property
+    def members(self) -> IntArray:
+        """A row of each group; -1: it has none. May be longer than `groups`. Read-only."""
+        if self._members is None:
+            self._members = np.full(self.groups.capacity, -1, dtype=np.int64)
+            self._members[self.group] = np.arange(len(self))
+        return self._members
 
     def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
         """True for devices with room for one part of this request, by row and column."""
         if traits_of(kind.mode).is_slice:
             return self.slices(kind, rows) > 0
-        fits = self._open(kind, rows)
-        if kind.guarantee:
-            fits &= self.free[rows] >= kind.guarantee
-        if kind.floor:
-            fits &= self.unguaranteed[rows] >= kind.floor
-        if kind.device_memory_part is not None:
-            fits &= self.free_memory[rows] >= self.memory_need(kind, rows)
-        elif kind.device_memory_bytes:
-            fits &= self.free_memory[rows] >= kind.device_memory_bytes
-        return fits
+        serves: BoolArray = self._serving_rooms(kind)[self.room[rows]]
+        return serves
+
+    def _serving_rooms(self, kind: PodShape) -> BoolArray:
+        """True for rooms with room for one part of this request, by number."""
+        answer = self._answers.get(kind)
+        if answer is None:
+            if len(self._answers) >= _MOST_ANSWERS:
+                self._answers.clear()
+            answer = self._answers[kind] = _Answer(np.zeros(0, dtype=np.bool_))
+        if answer.changes == self.rooms.changes:
+            return answer.serves
+        fresh = self.rooms.since(answer.changes)
+        answer.changes = self.rooms.changes
+        missing = self.rooms.capacity - len(answer.serves)
+        if missing:
+            answer.serves = np.pad(answer.serves, (0, missing))
+        free, unguaranteed, free_memory, memory, models, modes = self.rooms.table[:, fresh]
+        serves = self._has_bit(kind, modes.astype(np.int64))
+        if kind.models is not None:
+            serves &= self._mask(kind.models)[models.astype(np.int64)]
+        serves &= (free >= kind.guarantee) & (unguaranteed >= kind.floor)
+        answer.serves[fresh] = serves & (free_memory >= _memory_need(kind, memory))
+        return answer.serves
 
     def serving_columns(self, kind: PodShape, row: int) -> list[int]:
         """Devices of a row with room for one part of this request, by index."""
@@ -266,37 +296,56 @@ class Arrays:
 
     def memory_need(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> FloatArray:
         """Memory that the request takes of each device, by row and column."""
-        part = kind.device_memory_part
-        if part is None:
-            return np.full(self.free[rows].shape, float(kind.device_memory_bytes))
-        # Integers: a product of floats could round up to more than the device's memory.
-        whole = self.memory[rows].astype(np.int64)
-        quotient, rest = np.divmod(whole, part.denominator)
-        need = quotient * part.numerator + rest * part.numerator // part.denominator
-        return np.asarray(need, dtype=np.float64)
+        return _memory_need(kind, self.memory[rows])
 
     def matching(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
         """True for devices of the requested models, usable or not, by row and column."""
         if kind.models is None:
             return self.gpu_there[rows].copy()
-        mask = self._masks.get(kind.models)
-        if mask is None:
-            # One extra entry: index -1, for no device, reads the last one.
-            mask = np.array([*(name in kind.models for name in self.model_names), False])
-            if len(self._masks) >= _MOST_MASKS:
-                self._masks.clear()
-            self._masks[kind.models] = mask
-        fits: BoolArray = mask[self.model[rows]]
+        fits: BoolArray = self._mask(kind.models)[self.model[rows]]
         return fits
 
+    def _mask(self, models: frozenset[str]) -> BoolArray:
+        """Which models are among these, by index; the last entry, index -1, is for no device."""
+        mask = self._masks.get(models)
+        if mask is None:
+            mask = np.array([*(name in models for name in self.model_names), False])
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
+            self._masks[models] = mask
+        return mask
+
     def _open(self, kind: PodShape, rows: IntArray | slice) -> BoolArray:
-        if kind.mode not in self.mode_names:
-            return np.zeros(self.usable[rows].shape, dtype=np.bool_)
-        bit = 1 << self.mode_names.index(kind.mode)
-        fits: BoolArray = (self.modes[rows] & bit) != 0
+        fits = self._has_bit(kind, self.modes[rows])
         if kind.models is not None:
             fits &= self.matching(kind, rows)
         return fits
+
+    def _has_bit(self, kind: PodShape, modes: NDArray[np.integer]) -> BoolArray:
+        if kind.mode not in self.mode_names:
+            return np.zeros(modes.shape, dtype=np.bool_)
+        bit = 1 << self.mode_names.index(kind.mode)
+        has_bit: BoolArray = (modes & bit) != 0
+        return has_bit
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless the numbers are those of the amounts."""
+        fields = [getattr(self, name) for name in RoomValue._fields]
+        for row, column in np.argwhere(self.gpu_there).tolist():
+            amounts = RoomValue(*(field[row, column] for field in fields))
+            number = int(self.room[row, column])
+            if self.rooms.value(number) != amounts or (*self.rooms.table[:, number],) != amounts:
+                raise AssertionError(row, column, amounts, self.rooms.value(number))
+        if self.room[~self.gpu_there].any():
+            raise AssertionError(self.room)
+        self.rooms.check_invariants([NO_ROOM, *self.room[self.gpu_there].tolist()])
+        self.groups.check_invariants(self.group.tolist())
+        alike: dict[int, object] = {}
+        for row, group in enumerate(self.group.tolist()):
+            free = self.cpu_free[row], self.memory_free[row], self.room[row].tolist()
+            member = self.group[self.members[group]]
+            if alike.setdefault(group, free) != free or member != group:
+                raise AssertionError(row, group, free, alike[group])
 
     def _name_key(self, row: int) -> tuple[bool, str]:
         return (not self.names[row], self.names[row])
@@ -304,6 +353,17 @@ class Arrays:
     def _touch(self, row: int) -> None:
         self.changes += 1
         self.version[row] = self.changes
+        amounts = float(self.cpu_free[row]), float(self.memory_free[row])
+        devices = (array[row].tobytes().rstrip(b"\0") for array in (self.room, self.cut))
+        before = int(self.group[row])
+        self.group[row] = self.groups.take((*amounts, *devices))
+        if before != _NO_GROUP:
+            self.groups.release(before)
+        self._members = None
+
+    def _taken_by(self, row: int) -> tuple[list[int], list[int], list[int]]:
+        """The indexes and numbers of a row's devices, for `_release`."""
+        return self.model[row].tolist(), self.cut[row].tolist(), self.room[row].tolist()
 
     def _new_row(self, name: str) -> int:
         if self._unused:
@@ -332,14 +392,23 @@ class Arrays:
         before = int(self.model[row, column])
         if before == _NO_MODEL or self.model_names[before] != device.model:
             self.model[row, column] = self._taken(device.model)
-            self._release([before], ())
+            self._release([before], (), ())
         self.gpu_there[row, column] = True
         self.usable[row, column] = bits != 0
         self.idle[row, column] = device.shares == 0
-        self.free[row, column] = max(0, device.free)
-        self.unguaranteed[row, column] = max(0, device.free) + device.kept
-        self.free_memory[row, column] = max(0, device.free_memory)
-        self.memory[row, column] = device.memory
+        free = max(0, device.free)
+        room = RoomValue(
+            free,
+            free + device.kept,
+            max(0, device.free_memory),
+            device.memory,
+            int(self.model[row, column]),
+            bits,
+        )
+        self.free[row, column] = room.free
+        self.unguaranteed[row, column] = room.unguaranteed
+        self.free_memory[row, column] = room.free_memory
+        self.memory[row, column] = room.memory
         self.shares[row, column] = device.shares
         self.modes[row, column] = bits
         self.numa[row, column] = _NO_NUMA if device.numa_node is None else device.numa_node
@@ -348,6 +417,9 @@ class Arrays:
             layout = device.layout if has_slices(device.modes) else None
             self.cut[row, column] = self.cuts.take(layout)
             self.cuts.release(was)
+        before = int(self.room[row, column])
+        self.room[row, column] = self.rooms.take(room)
+        self._release((), (), [before])
 
     def _taken(self, model: str) -> int:
         place = self._places.get(model)
@@ -363,8 +435,11 @@ class Arrays:
         self._of_model[place] += 1
         return place
 
-    def _release(self, models: Iterable[int], cuts: Iterable[int]) -> None:
+    def _release(self, models: Iterable[int], cuts: Iterable[int], rooms: Iterable[int]) -> None:
         """Count one device less at each of these indexes; an index with count 0 is reused."""
+        for number in rooms:
+            if number != NO_ROOM:
+                self.rooms.release(number)
         for number in cuts:
             self.cuts.release(number)
         for place in models:
@@ -379,6 +454,7 @@ class Arrays:
     def _names_changed(self) -> None:
         self.names_version += 1
         self._masks.clear()
+        self._answers.clear()
 
     def _grow(self, *, rows: int, columns: int) -> None:
         have = self._room["free"].shape if self._room else (-1, -1)
@@ -412,9 +488,22 @@ _BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("modes", 0, np.uint8),
     ("numa", _NO_NUMA, np.int16),
     ("cut", NOTHING, np.int32),
+    ("room", NO_ROOM, np.int32),
 )
 _BY_NODE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("cpu_free", -1, np.float64),
     ("memory_free", -1, np.float64),
+    ("group", _NO_GROUP, np.int64),
     ("version", 0, np.int64),
 )
+
+
+def _memory_need(kind: PodShape, memory: FloatArray) -> FloatArray:
+    """Memory that the request takes of each device, by what the device has in total."""
+    part = kind.device_memory_part
+    if part is None:
+        return np.full(memory.shape, float(kind.device_memory_bytes))
+    # Integers: a product of floats could round up to more than the device's memory.
+    quotient, rest = np.divmod(memory.astype(np.int64), part.denominator)
+    need = quotient * part.numerator + rest * part.numerator // part.denominator
+    return np.asarray(need, dtype=np.float64)

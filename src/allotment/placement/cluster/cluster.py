@@ -235,6 +235,7 @@ class Cluster(ClusterIndex):
         return exact.inventory if exact else None
 
     def check_invariants(self) -> None:
+        self.arrays.check_invariants()
         numbers: Counter[int] = Counter()
         layouts: dict[int, MigLayout] = {}
         for name, node in self.nodes.items():

@@ -52,7 +52,7 @@ _BY_COST = frozenset({"fragmentation", "binpack", "spread"})
 """Policies for which devices with equal room are a tie."""
 
 
-def _ranked(order: Sequence[int], rooms: Sequence[object]) -> Iterator[tuple[int, int]]:
+def _ranked(order: Sequence[int], rooms: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
     """Yield each column with its rank; neighbours with equal room have the same."""
     rank = 0
     for at, column in enumerate(order):
@@ -133,7 +133,7 @@ class ClusterIndex:
                 if name in _BY_THEMSELVES and (wishes.weights or len(policies) > 1):
                     continue
                 order = self.policies[name].device_order(self.arrays, kind, row)
-                rooms = self.arrays.room_keys(row) if name in _BY_COST else range(len(devices))
+                rooms = self.arrays.room[row] if name in _BY_COST else range(len(devices))
                 ranks[name] = {devices[column].uuid: rank for column, rank in _ranked(order, rooms)}
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 

@@ -72,7 +72,7 @@ def best(policy: Policy, arrays: Arrays, kind: PodShape) -> Choice | None:
     if lowest == float("inf"):
         return None
     tied = (costs == lowest).nonzero()[0]
-    row = int(tied[arrays.order[tied].argmin()])
+    row = int(tied[0] if len(tied) == 1 else tied[arrays.order[tied].argmin()])
     return Choice(row, choose_on(policy, arrays, kind, row))
 
 

@@ -98,10 +98,12 @@ def fragmentation(
     known = Mix()
     known.expect(mix)
     typical = _as_arrays(known.typical(_TYPICAL))
-    numbers = np.arange(len(arrays)) if rows is None else rows
+    groups = arrays.group if rows is None else arrays.group[rows]
+    found, where = np.unique(groups, return_inverse=True)
+    numbers = arrays.members[found]
     state = _State(arrays, numbers, typical)
     lost = np.where(state.runs(state.count, arrays.cpu_free[numbers]), state.bad, state.total)
-    return np.asarray(lost @ typical.part, dtype=np.float64)
+    return np.asarray((lost @ typical.part)[where], dtype=np.float64)
 
 
 def _is_share(kind: PodShape) -> bool:

@@ -23,64 +23,89 @@ from allotment.placement.policies.slots import Room, SlotArray, Types
 
 _CHUNK = 256
 """Rows processed at once in a full pass: their data fits the processor's cache."""
-_MIXER = 6_364_136_223_846_793_005
-"""Knuth's multiplier for linear congruences: odd, with many bits. Overflow is intended."""
 
 
 class SlotCounts:
-    """Current slots of each node, by row and kind, and in total."""
+    """Current slots of each node, by kind, and in total."""
 
     def __init__(self, arrays: Arrays, types: Types) -> None:
         self.arrays, self.types = arrays, types
-        shape = (len(arrays), len(types.kinds))
-        self.parts = np.zeros((shape[0], arrays.columns, shape[1]), dtype=np.float32)
-        self.sums = np.zeros(shape, dtype=np.float64)
-        self.slots = np.zeros(shape, dtype=np.float64)
-        self.total = np.zeros(shape[1], dtype=np.float64)
-        self._changes = 0
+        number = len(types.kinds)
+        self.parts = np.zeros((0, number), dtype=np.float32)
+        """By room."""
+        self.sums = np.zeros((0, number), dtype=np.float64)
+        """By group, as the following two."""
+        self.by_group = np.zeros((0, number), dtype=np.float64)
+        self.is_first = np.zeros((0, arrays.columns), dtype=np.bool_)
+        """By group and column: no earlier device of the node has the same room."""
+        self.slots = np.zeros((0, number), dtype=np.float64)
+        """By row."""
+        self.total = np.zeros(number, dtype=np.float64)
+        self._seen_rooms = self._seen_groups = self._changes = 0
 
     @property
     def is_current(self) -> bool:
         """False if columns, models or modes moved. Additional rows do not matter."""
-        return self.parts.shape[1] == self.arrays.columns and self.types.is_current
+        return self.is_first.shape[1] == self.arrays.columns and self.types.is_current
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
+        """Return whether anything changed."""
         arrays = self.arrays
         if self._changes == arrays.changes:
-            return
-        self.parts = _with_rows(self.parts, len(arrays))
-        self.sums = _with_rows(self.sums, len(arrays))
-        self.slots = _with_rows(self.slots, len(arrays))
+            return False
+        self._renew_rooms()
+        self._renew_groups()
+        self.slots = _with_rows(self.slots, len(arrays.version))
         stale = (arrays.version > self._changes).nonzero()[0]
         for start in range(0, len(stale), _CHUNK):
-            self._renew(stale[start : start + _CHUNK])
+            rows = stale[start : start + _CHUNK]
+            slots = self.by_group[arrays.group[rows]]
+            self.total += (slots - self.slots[rows]).sum(axis=0)
+            self.slots[rows] = slots
         self._changes = arrays.changes
         if len(stale) > _CHUNK:
             # Sums built only from differences drift.
             self.total = self.slots.sum(axis=0)
+        return True
 
-    def _renew(self, rows: IntArray) -> None:
+    def _renew_rooms(self) -> None:
+        rooms = self.arrays.rooms
+        if self._seen_rooms == rooms.changes:
+            return
+        fresh = rooms.since(self._seen_rooms)
+        self._seen_rooms = rooms.changes
+        self.parts = _with_rows(self.parts, rooms.capacity)
+        self.parts[fresh] = self.types.parts(Room.of(rooms, fresh))
+
+    def _renew_groups(self) -> None:
         arrays = self.arrays
-        room = Room.of(arrays, rows[:, None], np.arange(arrays.columns))
-        parts = self.types.parts(room).astype(np.float32)
-        self.parts[rows] = parts
-        self.sums[rows] = parts.sum(axis=1, dtype=np.float64)
-        slots = self._slots(self.sums[rows], rows, None)
-        self.total += (slots - self.slots[rows]).sum(axis=0)
-        self.slots[rows] = slots
+        fresh = arrays.groups.since(self._seen_groups)
+        self._seen_groups = arrays.groups.changes
+        if len(self.sums) < arrays.groups.capacity:
+            self.sums = _with_rows(self.sums, arrays.groups.capacity)
+            self.by_group = _with_rows(self.by_group, arrays.groups.capacity)
+            self.is_first = _with_rows(self.is_first, arrays.groups.capacity)
+        rows = arrays.members[fresh]
+        fresh, rows = fresh[rows >= 0], rows[rows >= 0]
+        rooms = arrays.room[rows]
+        self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
+        self.by_group[fresh] = self._slots(sums, rows, None)
+        self.is_first[fresh] = _is_first(rooms)
 
     def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
         """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
 
         `columns` has one line for each row, of `kind.count` columns.
         """
-        total = self.sums[rows]
+        arrays = self.arrays
+        group = arrays.group[rows]
+        total = self.sums[group]
         if kind.count:
-            before = self.parts[rows[:, None], columns]
-            room = Room.of(self.arrays, rows[:, None], columns).less(kind, self.arrays)
-            after = self.types.parts(room).astype(np.float32)
-            total += after.sum(axis=1, dtype=np.float64) - before.sum(axis=1, dtype=np.float64)
-        return self.slots[rows] - self._slots(total, rows, kind)
+            rooms = arrays.room[rows[:, None], columns]
+            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
+            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
+            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
+        return self.by_group[group] - self._slots(total, rows, kind)
 
     def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
         cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
@@ -90,93 +115,106 @@ class SlotCounts:
 
 
 class _More(msgspec.Struct):
-    """Further choices on rows with several, one a line; row -1: stale."""
+    """Further choices in groups with several, one a line."""
 
-    row: IntArray
+    group: IntArray
     columns: IntArray
     loss: SlotArray
 
 
 class Losses:
-    """All choices for one kind of pod, and the cost of each to each typical kind."""
+    """All choices for one kind of pod, and the cost of each to each typical kind.
+
+    By group of equal nodes, on which the choices are the same.
+    """
 
     def __init__(self, kind: PodShape, ledger: SlotCounts) -> None:
-        rows, types = ledger.slots.shape
         self.kind, self._ledger = kind, ledger
-        self.fits = np.zeros(rows, dtype=np.bool_)
-        self._columns = np.zeros((rows, kind.count), dtype=np.int64)
-        self._loss = np.zeros((rows, types), dtype=np.float32)
+        self._fits = np.zeros(0, dtype=np.bool_)
+        self._columns = np.zeros((0, kind.count), dtype=np.int64)
+        self._loss = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
         self._more = self._none()
         self._changes = 0
 
     @property
     def size(self) -> int:
-        lines = len(self._loss) + len(self._more.row)
+        lines = len(self._loss) + len(self._more.group)
         return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1))
 
     def renew(self) -> None:
         arrays = self._ledger.arrays
-        if self._changes == arrays.changes:
+        groups = arrays.groups
+        if self._changes == groups.changes:
             return
-        self.fits = _with_rows(self.fits, len(arrays))
-        self._columns = _with_rows(self._columns, len(arrays))
-        self._loss = _with_rows(self._loss, len(arrays))
-        stale = arrays.version > self._changes
-        rows = stale.nonzero()[0]
-        self._changes = arrays.changes
-        if len(self._more.row):
-            stays = ~stale[self._more.row]
+        if len(self._more.group):
+            more = self._more
+            stays = groups.version[more.group] <= self._changes
             if not stays.all():
-                more = self._more
-                self._more = _More(more.row[stays], more.columns[stays], more.loss[stays])
-        for start in range(0, len(rows), _CHUNK):
-            self._renew(rows[start : start + _CHUNK])
+                self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
+        fresh = groups.since(self._changes)
+        self._changes = groups.changes
+        if len(self._fits) < groups.capacity:
+            self._fits = _with_rows(self._fits, groups.capacity)
+            self._columns = _with_rows(self._columns, groups.capacity)
+            self._loss = _with_rows(self._loss, groups.capacity)
+        fresh = fresh[arrays.members[fresh] >= 0]
+        for start in range(0, len(fresh), _CHUNK):
+            self._renew(fresh[start : start + _CHUNK])
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
+        arrays = self._ledger.arrays
+        number = len(arrays.groups)
+        fits = self._fits[:number]
+        if not fits.any():
+            return np.full(len(arrays), np.inf)
         weights = prices.astype(np.float32)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
-        costs: FloatArray = np.einsum("rt,t->r", self._loss, weights).astype(np.float64)
-        costs[~self.fits] = np.inf
-        if len(self._more.row):
+        costs: FloatArray = np.einsum("rt,t->r", self._loss[:number], weights).astype(np.float64)
+        costs[~fits] = np.inf
+        if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
-            np.minimum.at(costs, self._more.row, more)
-        return costs
+            np.minimum.at(costs, self._more.group, more)
+        return costs[arrays.group]
 
     def choices(self, row: int, prices: FloatArray) -> list[tuple[int, ...]]:
         """The row's choices of columns, cheapest first; ties by index."""
-        if not self.fits[row]:
+        group = self._ledger.arrays.group[row]
+        if not self._fits[group]:
             return []
-        lines = (self._more.row == row).nonzero()[0]
-        columns = [self._columns[row], *self._more.columns[lines]]
-        loss = np.concatenate([self._loss[row][None, :], self._more.loss[lines]])
+        lines = (self._more.group == group).nonzero()[0]
+        if not len(lines):
+            return [tuple(self._columns[group].tolist())]
+        columns = [self._columns[group], *self._more.columns[lines]]
+        loss = np.concatenate([self._loss[group][None, :], self._more.loss[lines]])
         costs = np.einsum("rt,t->r", loss, prices.astype(np.float32)).tolist()
         pairs = zip(costs, [tuple(column.tolist()) for column in columns], strict=True)
         return [choice for _, choice in sorted(pairs)]
 
-    def _renew(self, rows: IntArray) -> None:
+    def _renew(self, groups: IntArray) -> None:
         kind, arrays = self.kind, self._ledger.arrays
+        rows = arrays.members[groups]
         fits = arrays.fitting(kind, rows)
-        self.fits[rows] = fits
-        self._loss[rows] = 0
-        rows = rows[fits]
+        self._fits[groups] = fits
+        self._loss[groups] = 0
+        groups, rows = groups[fits], rows[fits]
         if not len(rows):
             return
         lines, columns, is_first = self._enumerate(rows)
         loss = self._ledger.losses(kind, rows[lines], columns).astype(np.float32)
-        first = rows[lines[is_first]]
+        first = groups[lines[is_first]]
         self._columns[first] = columns[is_first]
         self._loss[first] = loss[is_first]
         if not is_first.all():
             more, others = self._more, ~is_first
             self._more = _More(
-                np.concatenate([more.row, rows[lines[others]]]),
+                np.concatenate([more.group, groups[lines[others]]]),
                 np.concatenate([more.columns, columns[others]]),
                 np.concatenate([more.loss, loss[others]]),
             )
 
     def _enumerate(self, rows: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
-        """All choices on these rows: row, columns, and whether it is the row's first.
+        """All choices on these rows: line in `rows`, columns, and whether it is the row's first.
 
         One device: each that differs from those before it. Several: the fullest ones, because
         taking them leaves the rest whole.
@@ -194,7 +232,7 @@ class Losses:
             by_room = np.argsort(np.take_along_axis(room, by_memory, 1), axis=1, kind="stable")
             columns = np.take_along_axis(by_memory, by_room, 1)[:, : kind.count]
             return np.arange(len(rows)), np.sort(columns, axis=1), np.ones(len(rows), np.bool_)
-        distinct = serving & ~_repeats(arrays, rows, serving)
+        distinct = serving & self._ledger.is_first[arrays.group[rows]]
         lines, chosen = distinct.nonzero()
         is_first = np.ones(len(lines), dtype=np.bool_)
         is_first[1:] = lines[1:] != lines[:-1]
@@ -212,33 +250,18 @@ _Any = TypeVar("_Any", bound=np.generic)
 
 
 def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
-    """The array extended by zeros to this many rows; unchanged if large enough."""
+    """The array extended by zeros to this many rows; unchanged if it has them."""
     missing = rows - len(array)
     if not missing:
         return array
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
 
 
-def _repeats(arrays: Arrays, rows: IntArray, serving: BoolArray) -> BoolArray:
-    """True for devices equal to an earlier serving one on their node.
-
-    A device's relevant fields are hashed into one number. A collision (one in 2^64) only costs a
-    choice.
-    """
-    number = arrays.free[rows].astype(np.int64)
-    for array in (
-        arrays.unguaranteed,
-        arrays.free_memory,
-        arrays.memory,
-        arrays.model,
-        arrays.modes,
-    ):
-        number = number * _MIXER + array[rows].astype(np.int64)
-    alike = (number[:, :, None] == number[:, None, :]) & serving[:, None, :]
-    columns = np.arange(serving.shape[1])
-    alike &= columns[:, None] > columns
-    same: BoolArray = alike.any(axis=2)
-    return same
+def _is_first(rooms: IntArray) -> BoolArray:
+    """True for devices that equal no earlier one on their node."""
+    first = (rooms[:, :, None] == rooms[:, None, :]).argmax(axis=2)
+    is_first: BoolArray = first == np.arange(rooms.shape[1])
+    return is_first
 
 
 _MOST_SHAPES = 96
@@ -269,6 +292,7 @@ class Fragmentation:
         self._fallback = Binpack()
         self._kinds: list[PodShape] = []
         self._counts = np.zeros(0)
+        self._prices: FloatArray | None = None
         self._places: dict[ShapeKey, int] = {}
 
     def arrived(self, kind: PodShape) -> None:
@@ -278,6 +302,7 @@ class Fragmentation:
         place = self._places.get(shape_of(kind))
         if place is not None:
             self._counts[place] += self._mix.step
+            self._prices = None
 
     def expect(self, mix: Mapping[PodShape, float]) -> None:
         self._mix.expect(mix)
@@ -286,7 +311,7 @@ class Fragmentation:
         losses = self._losses(arrays, kind)
         if losses is None:
             return self._fallback.costs(arrays, kind, rows)
-        costs = losses.costs(self._prices())
+        costs = losses.costs(self._prices_now())
         return costs if rows is None else costs[rows]
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
@@ -299,8 +324,8 @@ class Fragmentation:
         if losses is None:
             return fullest
         in_order: dict[int, None] = {}
-        rooms = arrays.room_keys(row)
-        for choice in losses.choices(row, self._prices()):
+        rooms = arrays.room[row].tolist()
+        for choice in losses.choices(row, self._prices_now()):
             # A choice of one device stands for all that equal it.
             same = {rooms[column] for column in choice} if kind.count == 1 else ()
             in_order.update(
@@ -309,18 +334,21 @@ class Fragmentation:
         in_order.update(dict.fromkeys(fullest))
         return list(in_order)
 
-    def _prices(self) -> FloatArray:
-        ledger = self._ledger
-        assert ledger is not None  # noqa: S101 - for the type checker: losses have one
-        scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
-        prices: FloatArray = self._counts / self._counts.sum() / scarcity
-        return np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+    def _prices_now(self) -> FloatArray:
+        if self._prices is None:
+            ledger = self._ledger
+            assert ledger is not None  # noqa: S101 - for the type checker: losses have one
+            scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
+            prices: FloatArray = self._counts / self._counts.sum() / scarcity
+            self._prices = np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+        return self._prices
 
     def _losses(self, arrays: Arrays, kind: PodShape) -> Losses | None:
         ledger = self._current(arrays)
         if not self._kinds:
             return None
-        ledger.renew()
+        if ledger.renew():
+            self._prices = None
         losses = self._kept.get(kind)
         if losses is not None:
             losses.renew()
@@ -348,6 +376,7 @@ class Fragmentation:
     def _learn(self, arrays: Arrays) -> None:
         """Update the typical kinds from the mix; existing ones keep their positions."""
         self._epoch = self._mix.epoch
+        self._prices = None
         known = {shape_of(kind): (kind, count) for kind, count in self._mix.shapes(_MOST_SHAPES)}
         if not self._mix.is_known:
             for kind in _always_expected(arrays):

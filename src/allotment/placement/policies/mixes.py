@@ -6,6 +6,7 @@ amount of CPU makes another one; only the most frequent are kept.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import inf, log2
 
 from allotment.model.compute import WHOLE
@@ -107,6 +108,7 @@ class Mix:
             self._counts = dict(kept)
 
 
+@lru_cache(maxsize=_MOST_KINDS)
 def shape_of(kind: PodShape) -> ShapeKey:
     """The kind's shape: steps of 5 % of a device's time, doublings of CPU and memory."""
     part = kind.device_memory_part

@@ -50,12 +50,15 @@ class Binpack(_StaticPolicy):
         return np.where(arrays.fitting(kind, where), rest, np.inf)
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
-        columns = np.array(arrays.serving_columns(kind, row), dtype=np.int64)
-        memory = np.maximum(arrays.memory[row, columns], 1)
-        time = arrays.free[row, columns] / WHOLE
-        room = self._sign * (time + arrays.free_memory[row, columns] / memory)
-        in_order: list[int] = columns[np.lexsort((columns, room))].tolist()
-        return in_order
+        columns = arrays.serving_columns(kind, row)
+        if len(columns) < 2:  # noqa: PLR2004 - nothing to sort
+            return columns
+        amounts = (arrays.free[row], arrays.free_memory[row], arrays.memory[row])
+        rooms = [
+            self._sign * (free / WHOLE + free_memory / max(memory, 1))
+            for free, free_memory, memory in zip(*(each.tolist() for each in amounts), strict=True)
+        ]
+        return sorted(columns, key=rooms.__getitem__)
 
 
 class Spread(Binpack):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from allotment.model.compute import WHOLE
 from allotment.model.modes import traits_of
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
+from allotment.placement.cluster.numbers import Rooms
 
 SlotArray = NDArray[np.float32]
 
@@ -40,16 +41,9 @@ class Room(msgspec.Struct, frozen=True):
     """Bits, as in `Arrays`."""
 
     @classmethod
-    def of(cls, arrays: Arrays, rows: IntArray, columns: IntArray) -> "Room":
-        """These devices of these rows: pairs, or two arrays broadcast together."""
-        return cls(
-            arrays.free[rows, columns],
-            arrays.unguaranteed[rows, columns],
-            arrays.free_memory[rows, columns],
-            arrays.memory[rows, columns],
-            arrays.model[rows, columns].astype(np.int64),
-            arrays.modes[rows, columns].astype(np.int64),
-        )
+    def of(cls, rooms: Rooms, numbers: IntArray) -> "Room":
+        table = rooms.table[:, numbers]
+        return cls(*table[:4], *table[4:].astype(np.int64))
 
     def less(self, kind: PodShape, arrays: Arrays) -> "Room":
         if traits_of(kind.mode).is_exclusive:
