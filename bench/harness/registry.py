@@ -299,6 +299,13 @@ BENCHES: Final = (
         "How long does a pod take to start on a MIG slice that is created for it?",
         base="a pod without a GPU",
     ),
+    _node(
+        "claims",
+        "claims",
+        90,
+        "How long does the DRA driver take to prepare a claim, alone and with many at once?",
+        base="NVIDIA's driver",
+    ),
     # ---- the scheduler
     _scheduler(
         "filter-latency",
