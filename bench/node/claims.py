@@ -59,7 +59,7 @@ _METHOD: Final = (
     " for each call; the claims are allocated in a real API server. Parts have an amount of memory"
     " and 5 % of the time; a whole GPU is in mode exclusive; slices are 1g.10gb, of GPUs on which"
     " another slice stays. NVIDIA's driver has the feature gate DynamicMIG alone. A driver's first"
-    " claim is not counted, and the client's own time is; p50 / p99, and of calls at once the median"
+    " claim is not counted, the client's own time is; p50 / p99, and of calls at once the median"
     " until all are answered"
 )
 _MIG: Final = "version: v1\nallotment:\n  devices:\n    - {mode: mig, mig: {keep: 0s}}\n"
