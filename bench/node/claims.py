@@ -57,10 +57,10 @@ _SLICES: Final = f"{BATCH} fresh MIG slices at once"
 _METHOD: Final = (
     f"{GPUS}; a gRPC client at the driver's own socket calls `NodePrepareResources`, with one claim"
     " for each call; the claims are allocated in a real API server. Parts have an amount of memory"
-    " and 5 % of the time; a whole GPU is in mode exclusive; slices are 1g.10gb, of GPUs on which"
-    " another slice stays. NVIDIA's driver has the feature gate DynamicMIG alone. A driver's first"
-    " claim is not counted, the client's own time is; p50 / p99, and of calls at once the median"
-    " until all are answered"
+    " and 5 % of the time; a whole GPU is in mode exclusive; slices are 1g.10gb, of GPUs without"
+    " any other, so that MIG may have to be switched on. NVIDIA's driver has the feature gate"
+    " DynamicMIG alone. A driver's first claim is not counted, the client's own time is; p50 / p99,"
+    " and of calls at once the median until all are answered"
 )
 _MIG: Final = "version: v1\nallotment:\n  devices:\n    - {mode: mig, mig: {keep: 0s}}\n"
 _PROGRAM: Final = "gpu-kubelet-plugin"
@@ -162,10 +162,14 @@ class Kubelet:
         return self._runner.run(self._ask(_PREPARE, claims))
 
     def end(self, claims: Sequence[dra.Claim]) -> Times:
-        """Likewise, unprepare them; and delete them."""
+        """Likewise, unprepare them, again where that is refused; and delete them."""
         times = self._runner.run(self._ask(_UNPREPARE, claims))
         if times.refused:
-            self._rig.log(f"{self._driver} ends {len(times.refused)} not: {times.refused[0]}")
+            self._rig.log(f"{self._driver}: {len(times.refused)} refused ends: {times.refused[0]}")
+            wait_until(
+                lambda: not self._runner.run(self._ask(_UNPREPARE, claims)).refused,
+                "end of claims",
+            )
         api = self._rig.cluster.api
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(lambda each: api.delete(f"{self._path}/{each.name}"), claims))
@@ -376,20 +380,15 @@ def _whole_times(rig: NodeRig, kubelet: Kubelet, devices: Sequence[Json]) -> Map
 def _slice_times(
     rig: NodeRig, kubelet: Kubelet, devices: Sequence[Json], machine: Path
 ) -> Mapping[str, Times]:
-    """Cut slices on GPUs where one stays all the time: they stay in MIG mode."""
     places = _places(devices)
-    staying = kubelet.claims([each[-1] for each in places])
-    assert not (refused := kubelet.prepare(staying).refused), refused[0]
 
     def settle() -> None:
-        wait_until(lambda: _count_slices(machine) == len(staying), "end of the slices")
+        wait_until(lambda: not _count_slices(machine), "end of the slices")
 
-    gpus, some, rounds = (1, 2, 1) if rig.is_quick else (5, BATCH // 3, 4)
-    single, _ = _alone(kubelet, [each for gpu in places[:gpus] for each in gpu[:-1]], settle)
+    each_gpu, some, rounds = (1, 2, 1) if rig.is_quick else (5, BATCH // 3, 4)
+    single, _ = _alone(kubelet, [gpu[at] for at in range(each_gpu) for gpu in places], settle)
     batch = [each for gpu in places[:3] for each in gpu[:some]]
-    found = {_SLICE: single, _SLICES: _at_once(kubelet, batch, settle, rounds=rounds)}
-    kubelet.end(staying)
-    return found
+    return {_SLICE: single, _SLICES: _at_once(kubelet, batch, settle, rounds=rounds)}
 
 
 def _count_slices(machine: Path) -> int:

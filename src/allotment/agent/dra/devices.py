@@ -95,6 +95,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Slices that no claim has: of pods, of `allot run`, of other tools."""
     problem: str = ""
     """Why it takes nothing new."""
+    is_evicted: bool = False
+    """Its pods have to go as well."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +164,7 @@ def _values(counters: Mapping[str, int]) -> Mapping[str, Any]:
 
 
 def _unusable(gpu: GpuState) -> Sequence[Mapping[str, str]]:
-    return _taints(UNUSABLE, gpu.problem)
+    return _taints(UNUSABLE, gpu.problem, "NoExecute" if gpu.is_evicted else "NoSchedule")
 
 
 def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
@@ -391,9 +393,9 @@ def _capacity(
     }
 
 
-def _taints(key: str, why: str) -> Sequence[Mapping[str, str]]:
+def _taints(key: str, why: str, effect: str = "NoSchedule") -> Sequence[Mapping[str, str]]:
     """Return a taint that keeps new claims away, or none; its value is a label's."""
     if not why:
         return ()
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", why)[:_LONGEST_VALUE].strip("-_.")
-    return ({"key": key, "value": value, "effect": "NoSchedule"},)
+    return ({"key": key, "value": value, "effect": effect},)

@@ -505,6 +505,7 @@ def gpus_of(
             slices=slices(gpu.uuid),
             problem=state.unusable.get(gpu.uuid, "")
             or ("cordoned" if gpu.uuid in state.cordoned else ""),
+            is_evicted=gpu.uuid in state.evicted,
         )
         for gpu in sorted(gpus, key=lambda each: (-filled(each.uuid), each.place))
     ]
