@@ -15,6 +15,7 @@ from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
+from allotment.model.structs import replace
 
 API: Final = "/apis/resource.k8s.io/v1"
 _SLICES: Final = f"{API}/resourceslices"
@@ -106,6 +107,10 @@ class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """The class's first: later ones win."""
     capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
+    version: str = ""
+    """As it was read: the server refuses a status for another one."""
+    reported: tuple[Mapping[str, Any], ...] = ()
+    """`status.devices`, of all drivers."""
 
     def parameters_of(self, request: str) -> list[Parameters]:
         """Return the parameters that apply to a request."""
@@ -151,6 +156,8 @@ async def read_claim(
             _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
         capacities=_capacities(found.spec),
+        version=found.metadata.resource_version,
+        reported=_reported(found),
     )
 
 
@@ -241,21 +248,32 @@ async def write_prepared(
     refuses any status of a claim whose JSON was posted with spaces. Needs the verb
     `associated-node:patch` for resourceclaims/driver.
     """
-    found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
-    if found is None:
+    own = [_prepared(each, driver) for each in devices]
+    try:
+        await _report(api, claim, own, driver=driver)
+    except ConflictError:  # it has changed since it was read
+        found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
+        if found is not None:
+            version, reported = found.metadata.resource_version, _reported(found)
+            present = replace(claim, version=version, reported=reported)
+            await _report(api, present, own, driver=driver)
+
+
+async def _report(
+    api: Api, claim: ResourceClaim, own: Sequence[Mapping[str, Any]], *, driver: str
+) -> None:
+    devices = [*(each for each in claim.reported if each.get("driver") != driver), *own]
+    if devices == [*claim.reported]:
         return
-    present = (found.status.devices if found.status else None) or []
-    devices_after = [each for each in present if each.get("driver") != driver]
-    devices_after += [_prepared(each, driver) for each in devices]
-    if devices_after == present:
-        return
-    path = f"{API}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
-    version = found.metadata.resource_version
     await api.patch(
-        path,
-        {"metadata": {"resourceVersion": version}, "status": {"devices": devices_after}},
+        f"{API}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status",
+        {"metadata": {"resourceVersion": claim.version}, "status": {"devices": devices}},
         asked=f"write the status of ResourceClaim {claim}",
     )
+
+
+def _reported(found: _Claim) -> tuple[Mapping[str, Any], ...]:
+    return tuple((found.status.devices if found.status else None) or ())
 
 
 def _prepared(prepared: PreparedDevice, driver: str) -> dict[str, Any]:

@@ -119,7 +119,14 @@ def seen(directory: Path, visible: Path, devices: Sequence[Device]) -> CdiConten
 class Scene:
     """A driver that serves, and a kubelet's channel to it."""
 
-    def __init__(self, folder: Path, found: dict[str, Any] | None, driver: str = DRIVER) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        found: dict[str, Any] | None,
+        driver: str = DRIVER,
+        *,
+        look_s: float = 0.01,
+    ) -> None:
         self.sliced: list[tuple[str, str]] = []
         self.slicing_fails = False
         self.shares = Shares()
@@ -128,6 +135,7 @@ class Scene:
         self.reads = 0
         self.is_down = False
         self.is_denied = False
+        self.is_outdated = False
         self.written: list[HttpRequest] = []
         self.folder = folder
         self.state = NodeState(devices={DEVICE.uuid: DEVICE})
@@ -143,7 +151,7 @@ class Scene:
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
             set_time_slice=self._slice_time,
             kubelet=folder,
-            look_s=0.01,
+            look_s=look_s,
         )
         self.channel: grpc.aio.Channel
 
@@ -156,6 +164,9 @@ class Scene:
         if "/resourceclaims/" in request.path:
             if request.method == "PATCH":
                 self.written.append(request)
+                if self.is_outdated:
+                    self.is_outdated = False
+                    return answered({"code": 409, "reason": "Conflict"}, 409)
                 return answered({"code": 403}, 403) if self.is_denied else answered({})
             self.reads += 1
             if self.is_down:
@@ -180,9 +191,13 @@ class Scene:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, found: dict[str, Any] | None = None, driver: str = DRIVER
+    folder: Path,
+    found: dict[str, Any] | None = None,
+    driver: str = DRIVER,
+    *,
+    look_s: float = 0.01,
 ) -> AsyncIterator[Scene]:
-    scene = Scene(folder, found, driver)
+    scene = Scene(folder, found, driver, look_s=look_s)
     task = asyncio.create_task(scene.driver.run())
     try:
         async with asyncio.timeout(20):
@@ -292,7 +307,7 @@ def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> 
     found["status"]["devices"] = [theirs]
 
     async def story() -> None:
-        async with serving(folder, found) as scene:
+        async with serving(folder, found, look_s=60) as scene:
             scene.is_denied = True
             assert (await scene.prepare()).error == "", "the share is complete without it"
             await until(lambda: scene.written)
@@ -318,10 +333,17 @@ def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> 
             }
             # It is so already: nothing is written.
             scene.claim = {**found, "status": {**found["status"], **document["status"]}}
-            reads = scene.reads
             await scene.prepare()
-            await until(lambda: scene.reads >= reads + 2)
-            assert len(scene.written) == 2
+            scene.claim = found
+            await scene.prepare()
+            await until(lambda: len(scene.written) > 2)
+            assert len(scene.written) == 3
+            assert scene.reads == 4, "each preparation has read it, and its status needs no more"
+            # A claim that has changed meanwhile is read again.
+            scene.is_outdated = True
+            await scene.prepare()
+            await until(lambda: len(scene.written) == 5)
+            assert scene.reads == 6
 
     asyncio.run(story())
 
