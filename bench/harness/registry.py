@@ -306,6 +306,12 @@ BENCHES: Final = (
         "How long does the DRA driver take to prepare a claim, alone and with many at once?",
         base="NVIDIA's driver",
     ),
+    _node(
+        "pool",
+        "pool",
+        60,
+        "How soon do the node's ResourceSlices follow what happens to them and to its GPUs?",
+    ),
     # ---- the scheduler
     _scheduler(
         "filter-latency",
