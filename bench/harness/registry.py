@@ -303,14 +303,14 @@ BENCHES: Final = (
         "claims",
         "claims",
         90,
-        "How long does the DRA driver take to prepare a claim, alone and with many at once?",
+        "How long does a DRA driver prepare a claim, alone and among others?",
         base="NVIDIA's driver",
     ),
     _node(
         "pool",
         "pool",
         60,
-        "How soon do the node's ResourceSlices follow what happens to them and to its GPUs?",
+        "How soon do ResourceSlices follow what happens on the node?",
     ),
     # ---- the scheduler
     _scheduler(
