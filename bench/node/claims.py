@@ -119,7 +119,6 @@ class Kubelet:
 
     def __enter__(self) -> Self:
         folder = self._rig.cluster.node.path(f"/var/lib/kubelet/plugins/{self._driver}")
-        # The slices of a former driver may be there before this one listens.
         (socket,) = wait_until(lambda: list(folder.glob("*.sock")), f"socket of {self._driver}")
         self._runner.run(self._connect(str(socket)))
         return self
