@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from claims import API, DRIVER, claim, claiming, published, share
+from claims import API, DRIVER, claim, claiming, install_classes, published, share
 from testbed.waiting import wait_until
 
 from allotment.devices.faults import set_fault
@@ -27,6 +27,7 @@ def pool(rig: NodeRig, _options: Options) -> Iterator[Result]:
     """Delete the slices, and break and mend a GPU, with the agent's own intervals."""
     rounds = 2 if rig.is_quick else 10
     healed, tainted, cleared = [], [], []
+    install_classes(rig.cluster)
     with rig.agent(SOFT, simulated=GPUS) as node:
         devices = wait_until(lambda: published(rig.cluster), "slices", explain=node.log_tail)
         machine = machine_path(rig.cluster.node.path("/run/allotment"), GPUS)
