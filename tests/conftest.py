@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import lzma
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from nvidia_programs import nvidia_program_at
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -223,19 +223,12 @@ def native_objects(request: pytest.FixtureRequest) -> Callable[[list[str], str],
 @pytest.fixture(scope="session")
 def nvidia_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The path of one of NVIDIA's programs, from the folder NVIDIA_PROGRAMS; else a skip."""
-    folder = os.environ.get("NVIDIA_PROGRAMS", "")
 
     def find(name: str) -> Path:
-        plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
-        if not folder or not (plain.exists() or packed.exists()):
+        found = nvidia_program_at(name, tmp_path_factory.getbasetemp())
+        if found is None:
             pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
-        if plain.exists():
-            return plain
-        path = tmp_path_factory.getbasetemp() / name
-        if not path.exists():
-            path.write_bytes(lzma.decompress(packed.read_bytes()))
-            path.chmod(0o755)
-        return path
+        return found
 
     return find
 

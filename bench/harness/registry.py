@@ -306,6 +306,19 @@ BENCHES: Final = (
         "How long does a pod take to start on a MIG slice that is created for it?",
         base="a pod without a GPU",
     ),
+    _node(
+        "claims",
+        "claims",
+        90,
+        "How long does a DRA driver prepare a claim, alone and among others?",
+        base="NVIDIA's driver",
+    ),
+    _node(
+        "pool",
+        "pool",
+        60,
+        "How soon do ResourceSlices follow what happens on the node?",
+    ),
     # ---- the scheduler
     _scheduler(
         "filter-latency",

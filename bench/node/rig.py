@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from claims import API as CLAIMS_API
 from stories import PLAIN, SOFT, NodeAgent, container_id, node_agent, part
 from testbed.api import Json
 from testbed.cluster import Cluster, NodeSettings
@@ -94,7 +95,8 @@ class NodeRig:
 
     @contextmanager
     def agent(self, config: str | None, *flags: str, simulated: str) -> Iterator[NodeAgent]:
-        """Run the agent for the length of a `with`, with a fresh state folder."""
+        """Run the agent for the length of a `with`, with a fresh state folder and no slices."""
+        self.cluster.api.delete(f"{CLAIMS_API}/resourceslices")
         with node_agent(self.cluster, config, *flags, simulated=simulated) as node:
             try:
                 yield node

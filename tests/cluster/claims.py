@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,23 @@ import yaml
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import wait_until
+from testbed.waiting import tail, wait_until
 
 API = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.allotment.dev"
 NVIDIAS = "gpu.nvidia.com"
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
+NVIDIAS_ROOT = "/var/lib/dra"
+NVIDIAS_STATE = f"{NVIDIAS_ROOT}-state"
+# Its own tool of hooks is part of its image; containers here need no loader cache.
+_NVIDIAS_OPTIONS = (
+    *("--nvidia-driver-root", NVIDIAS_ROOT),
+    *("--container-driver-root", NVIDIAS_ROOT),
+    *("--cdi-root", "/var/run/cdi"),
+    *("--nvidia-cdi-hook-path", "/bin/true"),
+    *("--image-name", "unused"),
+    *("--feature-gates", "DynamicMIG=true"),
+)
 CLASSES = {DRIVER: "device-classes.yaml", NVIDIAS: "device-classes-nvidia.yaml"}
 
 
@@ -88,3 +101,36 @@ def claiming(name: str, command: Sequence[str], claim_name: str, **more: Any) ->
         resourceClaims=[{"name": "mine", "resourceClaimName": claim_name}],
         **more,
     )
+
+
+# ---- NVIDIA's own driver -------------------------------------------------------------------------
+
+
+def on_nvidias_machine(machine: str, *command: str | Path) -> list[str]:
+    """A command that sees the driver's files of a simulated machine."""
+    where = ("--simulated", machine, "--driver-root", NVIDIAS_ROOT, "--state", NVIDIAS_STATE)
+    return [sys.executable, "-m", "allotment", "env", *where, "--", *map(str, command)]
+
+
+@contextmanager
+def nvidias_driver(cluster: Cluster, program: Path, machine: str) -> Iterator[list[Json]]:
+    """Runs `gpu-kubelet-plugin` on a simulated machine; yields the devices that it publishes."""
+    flags = ("--node-name", cluster.node_name, "--kubeconfig", cluster.kubeconfig)
+    log = cluster.log("dra-driver")
+    with log.open("a", encoding="utf-8") as file:
+        driver = cluster.node.popen(
+            on_nvidias_machine(machine, program, *flags, *_NVIDIAS_OPTIONS),
+            folder=Path("/"),
+            stdout=file,
+            stderr=file,
+        )
+
+    def devices() -> list[Json]:
+        assert driver.is_running, tail(log)
+        return published(cluster, NVIDIAS)
+
+    try:
+        yield wait_until(devices, "slices of the driver's", explain=lambda: tail(log))
+    finally:
+        driver.stop()
+        cluster.api.delete(f"{API}/resourceslices")

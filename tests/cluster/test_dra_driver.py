@@ -6,56 +6,30 @@ It is one of the programs that tests look for in the folder NVIDIA_PROGRAMS.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from claims import API, NVIDIAS, nvidias_driver, on_nvidias_machine
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
-from testbed.waiting import tail, wait_until
+from testbed.waiting import wait_until
 
-DRIVER = "gpu.nvidia.com"
-CLAIMS = "/apis/resource.k8s.io/v1"
-ROOT = "/var/lib/dra"
 MACHINE = "h100-80gb:2"
 SHOWN = "/dev/nvidia* /usr/lib64/libcuda.so.*"
-ALLOT = [sys.executable, "-m", "allotment"]
-# Its own tool of hooks is part of its image; containers here need no loader cache.
-OPTIONS = (
-    *("--nvidia-driver-root", ROOT),
-    *("--container-driver-root", ROOT),
-    *("--cdi-root", "/var/run/cdi"),
-    *("--nvidia-cdi-hook-path", "/bin/true"),
-    *("--image-name", "unused"),
-    *("--feature-gates", "DynamicMIG=true"),
-)
-
-
-def on_machine(*command: str | Path) -> list[str]:
-    """A command that sees a driver's files."""
-    where = ("--simulated", MACHINE, "--driver-root", ROOT, "--state", f"{ROOT}-state")
-    return [*ALLOT, "env", *where, "--", *map(str, command)]
 
 
 @pytest.fixture
 def devices(cluster: Cluster, nvidia_program: Callable[[str], Path]) -> Iterator[list[Json]]:
     """The devices that NVIDIA's driver publishes of two simulated GPUs, while it runs."""
-    program = nvidia_program("gpu-kubelet-plugin")
-    flags = ("--node-name", cluster.node_name, "--kubeconfig", cluster.kubeconfig)
-    log = cluster.log("dra-driver")
-    with log.open("a", encoding="utf-8") as file:
-        driver = cluster.node.popen(
-            on_machine(program, *flags, *OPTIONS), folder=Path("/"), stdout=file, stderr=file
-        )
     for kind in ("gpu", "mig"):
         expression = (
-            f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+            f"device.driver == '{NVIDIAS}' && device.attributes['{NVIDIAS}'].type == '{kind}'"
         )
         cluster.api.apply(
-            f"{CLAIMS}/deviceclasses/{kind}.nvidia.com",
+            f"{API}/deviceclasses/{kind}.nvidia.com",
             {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "DeviceClass",
@@ -63,18 +37,8 @@ def devices(cluster: Cluster, nvidia_program: Callable[[str], Path]) -> Iterator
                 "spec": {"selectors": [{"cel": {"expression": expression}}]},
             },
         )
-
-    def published() -> list[Json]:
-        assert driver.is_running, tail(log)
-        slices = cluster.api.items(f"{CLAIMS}/resourceslices")
-        pools = [each["spec"]["pool"] for each in slices]
-        is_whole = len(slices) == (pools[0]["resourceSliceCount"] if pools else -1)
-        return slices if is_whole else []
-
-    slices = wait_until(published, "slices of the driver's", explain=lambda: tail(log))
-    yield [device for each in slices for device in each["spec"].get("devices", ())]
-    driver.stop()
-    cluster.api.delete(f"{CLAIMS}/resourceslices")
+    with nvidias_driver(cluster, nvidia_program("gpu-kubelet-plugin"), MACHINE) as found:
+        yield found
 
 
 def claim(pods: Pods, name: str, kind: str, expression: str = "true") -> Json:
@@ -84,7 +48,7 @@ def claim(pods: Pods, name: str, kind: str, expression: str = "true") -> Json:
         "selectors": [{"cel": {"expression": expression}}],
     }
     pods.cluster.api.post(
-        f"{CLAIMS}/namespaces/{pods.namespace}/resourceclaims",
+        f"{API}/namespaces/{pods.namespace}/resourceclaims",
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
@@ -98,13 +62,13 @@ def claim(pods: Pods, name: str, kind: str, expression: str = "true") -> Json:
 
 
 def listed(cluster: Cluster) -> str:
-    return cluster.node.run(on_machine("nvidia-smi", "-L")).stdout
+    return cluster.node.run(on_nvidias_machine(MACHINE, "nvidia-smi", "-L")).stdout
 
 
 def given(pods: Pods, name: str) -> list[str]:
     """The device of a pod's claim, and the files that its container has of a driver."""
     pods.wait_ready(name)
-    found = pods.cluster.api.get(f"{CLAIMS}/namespaces/{pods.namespace}/resourceclaims/{name}")
+    found = pods.cluster.api.get(f"{API}/namespaces/{pods.namespace}/resourceclaims/{name}")
     (result,) = found["status"]["allocation"]["devices"]["results"]
     return [str(result["device"]), *pods.wait_logs(name, lines=6).split()]
 
@@ -126,7 +90,7 @@ def test_nvidias_dra_driver_serves_claims(
     assert f"/dev/nvidia{1 - int(gpu[-1])}" not in files
     assert "/usr/lib64/libcuda.so.580.95.05" in files
 
-    profile = f"device.attributes['{DRIVER}'].profile == '1g.10gb'"
+    profile = f"device.attributes['{NVIDIAS}'].profile == '1g.10gb'"
     pods.create(claim(pods, "slice", "mig", profile))
     mine, *files = given(pods, "slice")
     assert mine.startswith(f"gpu-{1 - int(gpu[-1])}-mig-1g10gb-19-")

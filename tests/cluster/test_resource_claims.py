@@ -23,6 +23,7 @@ from stories import (
     exit_code,
     node_agent,
     part,
+    undisturbed,
 )
 from testbed.api import Json
 from testbed.cluster import Cluster
@@ -54,11 +55,23 @@ def test_a_claim_has_the_memory_that_it_asked_for_and_no_more(node: NodeAgent, p
     wait_until(lambda: not node.shares(), "end of the share")
 
 
-def test_a_claim_of_two_pods_is_one_share(node: NodeAgent, pods: Pods) -> None:
+def test_a_claim_of_two_containers_and_another_pod_is_one_share(
+    node: NodeAgent, pods: Pods
+) -> None:
     claim(pods, "both", share(memory="6Gi"))
-    pods.create(claiming("one", burn_and_stay("3Gi"), "both"))
+    asking = [
+        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
+        for name in ("first", "second")
+    ]
+    claims = [{"name": "mine", "resourceClaimName": "both"}]
+    pods.create(pod("one", *asking, resourceClaims=claims))
     pods.create(claiming("two", burn_and_stay("1Gi"), "both"))
-    assert burnt(pods, "one").total_bytes == burnt(pods, "two").total_bytes == 6 * GIB
+    for found in (
+        burnt(pods, "one", "first"),
+        burnt(pods, "one", "second"),
+        burnt(pods, "two"),
+    ):
+        assert (found.total_bytes, found.errors) == (6 * GIB, ())
     (only,) = node.shares()
     assert only.owner is not None
     assert (only.owner.pod, only.owner.container) == ("both", "gpu")
@@ -90,6 +103,26 @@ def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
         "memory_limit_bytes": 4 * GIB,
         "compute": {"guarantee_percent": 30, "ceiling_percent": 80},
     }
+
+
+def test_a_part_may_have_mode_mps(node: NodeAgent, pods: Pods) -> None:
+    config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
+    claim(pods, "mps", share(memory="10Gi", compute="50"), config=[config])
+    pods.create(claiming("mps", burn_and_stay("1Gi"), "mps"))
+    said = burnt(pods, "mps")
+    assert (said.total_bytes, said.errors) == (10 * GIB, ())
+    (only,) = node.shares()
+    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
+
+
+def test_an_extended_resource_is_a_claim_of_its_class(node: NodeAgent, pods: Pods) -> None:
+    """The kube-scheduler makes the claim (DRAExtendedResource)."""
+    limits = {f"deviceclass.resource.kubernetes.io/{DRIVER}": "1"}
+    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits=limits)))
+    assert burnt(pods, "plain").total_bytes > 78 * GIB
+    (only,) = node.shares()
+    assert only.owner is not None
+    assert (only.owner.is_claim, only.mode) == (True, "exclusive")
 
 
 def statuses(pods: Pods, name: str) -> list[Json]:
@@ -161,23 +194,53 @@ def test_slices_that_are_deleted_come_back(node: NodeAgent) -> None:
     wait_until(lambda: published(node.cluster) == before, "the same slices", explain=node.explain)
 
 
-def test_a_sick_gpu_has_a_taint_until_it_is_well(node: NodeAgent, pods: Pods) -> None:
-    sick, well = node.gpus()
+def tainted(node: NodeAgent) -> dict[str, str]:
+    """The effect of each unusable GPU's taint."""
+    return {
+        str(device["attributes"]["uuid"]["string"]): str(each["effect"])
+        for device in published(node.cluster)
+        for each in device.get("taints", ())
+        if each["key"] == "allotment.dev/unusable"
+    }
 
-    def tainted() -> set[str]:
-        return {
-            str(device["attributes"]["uuid"]["string"])
-            for device in published(node.cluster)
-            if any(each["key"] == "allotment.dev/unusable" for each in device.get("taints", ()))
-        }
 
-    node.fault("--gpu", sick, "--xid", "79")
-    wait_until(lambda: tainted() == {sick}, "a taint", explain=node.explain)
-    claim(pods, "other", share(memory="4Gi"))
-    pods.create(claiming("other", burn_and_stay("1Gi"), "other"))
-    assert burnt(pods, "other").uuid == well
+def test_a_sick_gpu_has_a_taint_until_it_is_well_and_evicts_nothing(
+    node: NodeAgent, pods: Pods
+) -> None:
+    claim(pods, "here", share(memory="4Gi"))
+    pods.create(claiming("here", burn_and_stay("1Gi"), "here"))
+    sick = burnt(pods, "here").uuid
+    (well,) = set(node.gpus()) - {sick}
+    with undisturbed(pods, "here"):
+        node.fault("--gpu", sick, "--xid", "79")
+        wait_until(lambda: tainted(node), "a taint", explain=node.explain)
+        assert tainted(node) == {sick: "NoSchedule"}
+        claim(pods, "other", share(memory="4Gi"))
+        pods.create(claiming("other", burn_and_stay("1Gi"), "other"))
+        assert burnt(pods, "other").uuid == well
+        pods.delete("other")
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)
     node.fault("--gpu", sick, "--reset")
-    wait_until(lambda: not tainted(), "no taint", explain=node.explain)
+    wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
+
+
+def test_a_lost_gpu_evicts_the_pods_of_its_claims(node: NodeAgent, pods: Pods) -> None:
+    """Kubernetes does, by the taint's effect, after `evictAfter`."""
+    soon = SOFT + "  health:\n    evictAfter: 1s\n"
+    for name in ("here", "there"):
+        claim(pods, name, share(memory="60Gi"))
+        pods.create(claiming(name, burn_and_stay("1Gi"), name))
+    lost = burnt(pods, "here").uuid
+    burnt(pods, "there")
+    with node.configured(soon, back_to=SOFT), undisturbed(pods, "there"):
+        node.fault("--gpu", lost, "--lost")
+        try:
+            wait_until(lambda: "here" not in pods.names(), "end of the pod", explain=node.explain)
+            assert tainted(node) == {lost: "NoExecute"}
+        finally:
+            node.fault("--gpu", lost, "--found")
+        wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
 
 
 def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -> None:

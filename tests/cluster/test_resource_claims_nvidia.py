@@ -261,6 +261,23 @@ def test_an_extended_resource_needs_no_plugin(own_cluster: Callable[..., Cluster
     assert (only.owner.is_claim, only.owner.resource, only.mode) == (True, NVIDIAS, "exclusive")
 
 
+def test_admin_access_sees_every_gpu_and_takes_nothing(node: NodeAgent, pods: Pods) -> None:
+    pods.cluster.api.patch(
+        f"/api/v1/namespaces/{pods.namespace}",
+        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+    )
+    ask(pods, "watch", gpu(adminAccess=True, allocationMode="All"))
+    look = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim; exec sleep 1000"
+    pods.create(claiming("watch", ["sh", "-c", look], "watch"))
+    seen = pods.wait_logs("watch", lines=3)
+    assert all(uuid in seen for uuid in node.gpus())
+    assert "no shim" in seen
+    assert not node.shares()
+    ask(pods, "whole", gpu())
+    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
+    assert burnt(pods, "whole").total_bytes > LARGE
+
+
 def test_another_name_takes_no_claim_from_its_pod(node: NodeAgent, pods: Pods) -> None:
     """The former driver serves its claims until they end."""
     ask(pods, "old", gpu(capacity={"requests": {"memory": "4Gi"}}))

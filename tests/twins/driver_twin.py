@@ -101,7 +101,14 @@ def seen(directory: Path, visible: Path, devices: Sequence[Device]) -> CdiConten
 class Scene:
     """A driver that serves, and a kubelet's channel to it."""
 
-    def __init__(self, folder: Path, found: dict[str, Any] | None, driver: str = DRIVER) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        found: dict[str, Any] | None,
+        driver: str = DRIVER,
+        *,
+        look_s: float = 0.01,
+    ) -> None:
         self.sliced: list[tuple[str, str]] = []
         self.slicing_fails = False
         self.shares = Shares()
@@ -130,7 +137,7 @@ class Scene:
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
             set_time_slice=self._slice_time,
             kubelet=folder,
-            look_s=0.01,
+            look_s=look_s,
             tell_s=0.05,
         )
         self.channel: grpc.aio.Channel
@@ -191,9 +198,13 @@ class Scene:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, found: dict[str, Any] | None = None, driver: str = DRIVER
+    folder: Path,
+    found: dict[str, Any] | None = None,
+    driver: str = DRIVER,
+    *,
+    look_s: float = 0.01,
 ) -> AsyncIterator[Scene]:
-    scene = Scene(folder, found, driver)
+    scene = Scene(folder, found, driver, look_s=look_s)
     task = asyncio.create_task(scene.driver.run())
     try:
         async with asyncio.timeout(20):

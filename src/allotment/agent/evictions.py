@@ -56,17 +56,20 @@ class Evictions:
         sick: Callable[[], Mapping[str, str]] = dict,
         after_s: Callable[[], float] = lambda: 0.0,
         owners: Callable[[str], Sequence[Owner]] = lambda _: (),
+        on_due: Callable[[Collection[str]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`sick` returns why, by UUID, GPUs lose their pods; `after_s` the time before that.
 
-        `owners` returns the owners of the shares on a GPU.
+        `owners` returns the owners of the shares on a GPU. `on_due` gets the GPUs that have been
+        sick for long enough, at each look: pods with claims are evicted by Kubernetes, by a taint.
         """
         self._pods = pods
         self._reports = reports
         self._sick = sick
         self._after_s = after_s
         self._owners = owners
+        self._on_due = on_due
         self._clock = clock
         self._refused: dict[PodUid, float] = {}
         """Since when the shares of misplaced pods are refused."""
@@ -105,12 +108,13 @@ class Evictions:
         """Evict the pods of GPUs that have been sick for long enough."""
         sick, now = self._sick(), self._clock()
         self._since = {uuid: self._since.get(uuid, now) for uuid in sick}
+        due = {uuid for uuid in sick if now - self._since[uuid] >= self._after_s()}
+        self._on_due(due)
         reasons: dict[PodUid, dict[str, str]] = {}
-        for uuid, reason in sick.items():
-            if now - self._since[uuid] >= self._after_s():
-                for owner in self._owners(uuid):
-                    text = f"GPU {uuid} of container {owner.container}: {reason}"
-                    reasons.setdefault(owner.uid, {})[owner.container] = text
+        for uuid in due:
+            for owner in self._owners(uuid):
+                text = f"GPU {uuid} of container {owner.container}: {sick[uuid]}"
+                reasons.setdefault(owner.uid, {})[owner.container] = text
         for uid, texts in reasons.items():
             pod = self._pods.get(uid)
             if pod is not None and not pod.has_ended:

@@ -39,7 +39,8 @@ _KEPT: Final = "its mode policy allows none of its modes"
 GATHER_S: Final = 0.2
 """Changes within this time are one write."""
 LEAST_S: Final = 2.0
-"""The shortest time between two writes: many pods may start at once."""
+"""The shortest time between two writes: many pods may start at once. A GPU that is closed or opened
+does not wait for it."""
 WATCH_S: Final = 0.5
 """How often the shares' folder is polled: `allot run` sends no signal."""
 LOOK_S: Final = 10.0
@@ -154,6 +155,9 @@ class InventoryPublisher:
         self._on_shares = on_shares
         self._reported = Reported[str]()
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._closed: tuple[Mapping[str, str], Collection[str]] = {}, frozenset()
+        """Unusable and cordoned devices, as they were published last."""
 
     def wake(self) -> None:
         """Update soon."""
@@ -171,6 +175,8 @@ class InventoryPublisher:
 
     async def _follow(self, changes: AsyncIterator[object]) -> None:
         async for _ in changes:
+            if (self._state.unusable, self._state.cordoned) != self._closed:
+                self._hurry.set()
             self.wake()
 
     async def _follow_cordons(self) -> None:
@@ -178,6 +184,7 @@ class InventoryPublisher:
             node = self._node.current
             if node is not None and (uuids := cordoned(node.annotations)) != self._state.cordoned:
                 self._state.cordoned = uuids
+                self._hurry.set()
                 self.wake()
 
     async def _follow_folder(self) -> None:
@@ -191,8 +198,12 @@ class InventoryPublisher:
                     await self._wake.wait()
             await asyncio.sleep(GATHER_S)
             self._wake.clear()
+            self._hurry.clear()
+            self._closed = self._state.unusable, self._state.cordoned
             await self._publish()
-            await asyncio.sleep(max(0.0, self._least_s - GATHER_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._least_s - GATHER_S)):
+                    await self._hurry.wait()
 
     async def _publish(self) -> None:
         if not self._state.has_offer or not self._pods.is_synced:

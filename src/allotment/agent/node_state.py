@@ -38,6 +38,8 @@ class NodeState(msgspec.Struct, kw_only=True):
     """Why a device takes no new share. It is still offered after one missed answer."""
     unhealthy: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why a device is not offered, by `Offering`."""
+    evicted: Collection[str] = frozenset()
+    """GPUs whose pods have to go, by `Evictions`."""
     links: DeviceLinks = msgspec.field(default_factory=DeviceLinks)
     """How well GPUs are linked, by the agent's own loop."""
     cordoned: Collection[str] = frozenset()
@@ -57,13 +59,19 @@ class NodeState(msgspec.Struct, kw_only=True):
     released: Mapping[str, int] = msgspec.field(default_factory=dict)
     """By resource: by how much resized pods have less than Kubernetes counts, by `Tenants`."""
     changed: Signal = msgspec.field(default_factory=Signal)
-    """Notified at each change of links, mode policies, reservations, slices or resizes."""
+    """Notified at each change of links, mode policies, reservations, slices, resizes or
+    evictions."""
     _offered: Signal = msgspec.field(default_factory=Signal)
 
     def renew_offer(self, offer: Offer) -> None:
         self.offer = offer
         self.has_offer = True
         self._offered.notify()
+
+    def renew_evicted(self, uuids: Collection[str]) -> None:
+        if uuids != self.evicted:
+            self.evicted = uuids
+            self.changed.notify()
 
     def renew_resizes(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
         if (resized, released) != (self.resized, self.released):

@@ -280,6 +280,7 @@ class _Agent:
             sick=lambda: self._health.to_evict(self._health_config().evict),
             after_s=lambda: self._health_config().evict_after_s,
             owners=self._owners,
+            on_due=state.renew_evicted,
         )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)

@@ -172,7 +172,7 @@ def _booking(item: PodObject, pod: ClusterPod, asks: Pod | None) -> tuple[PodBoo
 def _without_state(item: PodObject, uid: PodUid) -> Pod:
     """Return the pod's request, without anything that changes while it runs."""
     item.status.container_statuses = item.status.init_container_statuses = None
-    item.status.resource_claim_statuses = None
+    item.status.resource_claim_statuses = msgspec.Raw(b"null")
     pod = to_pod(item)
     kept = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
     return replace(pod, uid=uid, node="", annotations=kept)

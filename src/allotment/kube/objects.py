@@ -113,14 +113,6 @@ class ContainerSpec(Narrow):
     """Its variables, undecoded: few pods need them."""
 
 
-class PodClaim(Narrow):
-    """A ResourceClaim, as a pod names it."""
-
-    name: str = ""
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
-
-
 class PodSpec(Narrow):
     """A pod's `spec`."""
 
@@ -130,7 +122,6 @@ class PodSpec(Narrow):
     restart_policy: str = "Always"
     resources: ResourceRequirements | None = None
     """For the whole pod, in place of the containers' sum if set."""
-    resource_claims: list[PodClaim] | None = None
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
@@ -175,10 +166,9 @@ class PodStatus(Narrow):
     nominated_node_name: str = ""
     """The node that kube-scheduler tries first."""
     resource_claim_statuses: msgspec.Raw = _NULL
+    """The names of claims that were made for the pod by templates."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
-    resource_claim_statuses: list[PodClaim] | None = None
-    """The names of claims that were made for the pod by templates."""
 
 
 class PodObject(Narrow):
@@ -199,17 +189,26 @@ class _PodClaim(Narrow):
 _pod_claims: Final = msgspec.json.Decoder(list[_PodClaim] | None)
 
 
-def claim_names_of(item: PodObject) -> tuple[str, ...]:
-    """Return the names of a pod's ResourceClaims, as far as they are known."""
+def claims_of(item: PodObject) -> dict[str, bool]:
+    """Return a pod's ResourceClaims by name, as far as they are known.
+
+    True: the claim was made by a template, for this pod alone.
+    """
     if item.spec.resource_claims == _NULL:
-        return ()
+        return {}
     try:
         used = _pod_claims.decode(item.spec.resource_claims) or ()
         made = _pod_claims.decode(item.status.resource_claim_statuses) or ()
     except msgspec.MsgspecError:
-        return ()  # the API server admits no such pod
-    names = {each.name: each.resource_claim_name for each in (*used, *made)}
-    return tuple(name for name in names.values() if name)
+        return {}  # the API server admits no such pod
+    names = {each.name: each.resource_claim_name for each in made}
+    claims: dict[str, bool] = {}
+    for each in used:
+        if each.resource_claim_name:
+            claims[each.resource_claim_name] = False
+        elif name := names.get(each.name):
+            claims[name] = True
+    return claims
 
 
 _managed: Final = msgspec.json.Decoder(list[ManagedFields] | None)
@@ -230,20 +229,8 @@ def to_pod(item: PodObject) -> Pod:
         has_controller=not is_static and any(o.controller for o in meta.owner_references or ()),
         is_static=is_static,
         has_host_pids=bool(item.spec.host_pid),
-        claims=_claims(item),
+        claims=claims_of(item),
     )
-
-
-def _claims(item: PodObject) -> dict[str, bool]:
-    asked = item.spec.resource_claims or ()
-    named = {each.resource_claim_name: False for each in asked if each.resource_claim_name}
-    templates = {each.name for each in asked if each.resource_claim_template_name}
-    made = item.status.resource_claim_statuses or ()
-    return named | {
-        each.resource_claim_name: True
-        for each in made
-        if each.resource_claim_name and each.name in templates
-    }
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:

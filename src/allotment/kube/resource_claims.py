@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -30,8 +29,6 @@ SLICES: Final = f"{API}/resourceslices"
 DRIVERS: Final = (DRIVER, NVIDIAS_DRIVER)
 """The names that Allotment's driver has by its configuration."""
 _GATHER_S: Final = 0.02
-_TRIES: Final = 3
-"""To write a status whose claim changes meanwhile."""
 
 _log = structlog.get_logger(__name__)
 
@@ -182,7 +179,7 @@ async def read_claim(
     api: Api, *, namespace: str, name: str, uid: str, driver: str
 ) -> ResourceClaim:
     """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`."""
-    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    found = await find_claim(api, namespace=namespace, name=name, uid=uid)
     if found is None:
         raise StateError(
             f"ResourceClaim {namespace}/{name} ({uid}) is gone, or another one has its name",
@@ -195,6 +192,10 @@ async def read_claim(
             hint="a scheduler allocates it when it binds a pod",
         )
     return claim
+
+
+def reported_devices(found: ClaimObject) -> tuple[Mapping[str, Any], ...]:
+    return tuple((found.status.devices if found.status else None) or ())
 
 
 def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
@@ -223,6 +224,8 @@ def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
             _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
         capacities={name: frozenset(each.amounts) for name, each in found.requests()},
+        version=found.metadata.resource_version,
+        reported=reported_devices(found),
     )
 
 
@@ -293,80 +296,12 @@ async def is_allocated(
     api: Api, *, namespace: str, name: str, uid: str, driver: str, pool: str
 ) -> bool:
     """Return whether a claim exists and has devices of a driver's pool. Raises `KubeError`."""
-    found = await _find(api, namespace=namespace, name=name, uid=uid)
+    found = await find_claim(api, namespace=namespace, name=name, uid=uid)
     results = found.results() if found is not None else ()
     return any((each.driver, each.pool) == (driver, pool) for each in results)
 
 
-class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the status of a claim says about one of its devices that is prepared."""
-
-    device: AllocatedDevice
-    data: Mapping[str, Any]
-    """Under 10 KiB of JSON."""
-    since: float
-    """Seconds after the epoch."""
-
-
-async def write_prepared(
-    api: Api, claim: ResourceClaim, devices: Sequence[PreparedDevice], *, driver: str
-) -> None:
-    """Write `status.devices` of a driver's devices: ready, with data. Raises `KubeError`.
-
-    By a merge patch on the version read. The API server compares opaque parameters byte by byte
-    (1.36): server-side apply sorts their keys, and it refuses that as a changed allocation. So it
-    refuses any status of a claim whose JSON was posted with spaces. Needs the verb
-    `associated-node:patch` for resourceclaims/driver.
-    """
-    for _ in range(_TRIES):
-        try:
-            return await _write_prepared(api, claim, devices, driver)
-        except ConflictError:
-            continue  # somebody reserves it at the same time
-    return await _write_prepared(api, claim, devices, driver)
-
-
-async def _write_prepared(
-    api: Api, claim: ResourceClaim, devices: Sequence[PreparedDevice], driver: str
-) -> None:
-    found = await _find(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
-    if found is None:
-        return
-    present = (found.status.devices if found.status else None) or []
-    devices_after = [each for each in present if each.get("driver") != driver]
-    devices_after += [_prepared(each, driver) for each in devices]
-    if devices_after == present:
-        return
-    path = f"{API}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
-    version = found.metadata.resource_version
-    await api.patch(
-        path,
-        {"metadata": {"resourceVersion": version}, "status": {"devices": devices_after}},
-        asked=f"write the status of ResourceClaim {claim}",
-    )
-
-
-def _prepared(prepared: PreparedDevice, driver: str) -> dict[str, Any]:
-    device = prepared.device
-    since = datetime.fromtimestamp(int(prepared.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ready = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "Prepared",
-        "message": "",
-        "lastTransitionTime": since,
-    }
-    return {
-        "driver": driver,
-        "pool": device.pool,
-        "device": device.device,
-        **({"shareID": device.share_id} if device.share_id else {}),
-        "conditions": [ready],
-        "data": prepared.data,
-    }
-
-
-async def _find(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject | None:
+async def find_claim(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject | None:
     """Return a claim; None: it is gone, or another one has its name."""
     path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
     found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")

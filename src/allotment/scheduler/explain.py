@@ -20,7 +20,7 @@ from allotment.dialects.own.registry import NeedSettings, containers_of, need_of
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.inventories import CORDONS
 from allotment.kube.live import LiveCluster, LivePod
-from allotment.kube.objects import ENDED, claim_names_of, to_pod
+from allotment.kube.objects import ENDED, claims_of, to_pod
 from allotment.model.clusters import (
     ClusterPod,
     NodeDevice,
@@ -134,7 +134,7 @@ def explained(
         nodes=len(live.nodes) + len(live.without_devices),
         has_started=has_started,
         others=tuple(sorted(name for name in resources if not name.startswith(_OURS))),
-        claims=claim_names_of(item),
+        claims=tuple(claims_of(item)),
     )
     if need is None or wanted is None:
         return explanation

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -251,8 +252,12 @@ class Sick:
                 *([owner] if uuid == "GPU-0" else []),
                 *([replace(owner, container="side")] if uuid == beside else []),
             ],
+            on_due=self._hear,
             clock=lambda: self.now,
         )
+
+    def _hear(self, due: Collection[str]) -> None:
+        self.due = due
 
     def look(self, *, after_s: float) -> list[PodUid]:
         self.now += after_s
@@ -287,6 +292,18 @@ def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
     assert scene.look(after_s=1) == [PodUid("1")]
     assert scene.reports.reasons("pod-1") == [EVICTED]
     assert "GPU GPU-0 of container main: it is lost" in scene.reports.events[0][2]
+
+
+def test_a_gpu_is_due_from_its_time_until_it_is_well() -> None:
+    """For claims: the GPU's taint evicts their pods."""
+    scene = Sick()
+    scene.sick = {"GPU-0": "it is lost"}
+    for after_s, due in ((0, set()), (59, set()), (1, {"GPU-0"}), (1, {"GPU-0"})):
+        scene.look(after_s=after_s)
+        assert scene.due == due
+    scene.sick = {}
+    scene.look(after_s=1)
+    assert scene.due == set()
 
 
 @pytest.mark.parametrize("fields", [{"is_ending": True}, {"has_ended": True}], ids=str)

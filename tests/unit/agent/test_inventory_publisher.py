@@ -102,13 +102,16 @@ class World:
         self.pods = PodsTwin()
         self.reports = ReportsTwin()
         self.compute_modes = ComputeModes(self.folder, state=self.state, machine=self.machine)
-        self.announcing = InventoryPublisher(
+        self.announcing = self.publisher(least_s=LEAST_S)
+
+    def publisher(self, *, least_s: float) -> InventoryPublisher:
+        return InventoryPublisher(
             self.folder,
             state=self.state,
             node=self.node,
             pods=self.pods,
             reports=self.reports,
-            least_s=LEAST_S,
+            least_s=least_s,
         )
 
     def offer(self, text: str) -> None:
@@ -219,6 +222,27 @@ def test_sick_and_cordoned_devices_say_so_and_get_well(world: World) -> None:
         world.state.unusable = {}
         world.node.say({})
         await until(lambda: world.problems() == ["", ""])
+
+    world.run(test())
+
+
+def test_a_gpu_that_is_closed_does_not_wait_for_the_next_write(world: World) -> None:
+    """The pause is for pods that start."""
+    first, second = (each.uuid for each in world.devices)
+    world.announcing = world.publisher(least_s=3600)
+
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.problems() == ["", ""])
+        world.state.unusable = {first: "XID 79"}
+        world.offer(SOFT)
+        await until(lambda: world.problems() == ["XID 79", ""])
+        world.node.say({CORDONS[0]: second})
+        await until(lambda: world.problems()[1:] == ["cordoned: it takes no new shares"])
+        world.state.unusable = {}
+        world.offer(SOFT)
+        await until(lambda: world.problems()[0] == "")
 
     world.run(test())
 

@@ -112,6 +112,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Why it takes nothing new."""
     booked_bytes: int = 0
     """Memory that shares have of it, claims' and others', slices' as well."""
+    is_evicted: bool = False
+    """Its pods have to go as well."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +206,7 @@ def gpus_of(
             or ("cordoned" if gpu.uuid in state.cordoned else "")
             or reserved.get(gpu.uuid, ""),
             booked_bytes=filled(gpu.uuid),
+            is_evicted=gpu.uuid in state.evicted,
         )
         for gpu in gpus
     ]
@@ -235,7 +238,7 @@ def _kept(gpu: GpuState, *modes: str) -> Sequence[Mapping[str, str]]:
 
 
 def _unusable(gpu: GpuState) -> Sequence[Mapping[str, str]]:
-    return _taints(UNUSABLE, gpu.problem)
+    return _taints(UNUSABLE, gpu.problem, "NoExecute" if gpu.is_evicted else "NoSchedule")
 
 
 def _taken(gpu: GpuState) -> Sequence[Mapping[str, str]]:
@@ -481,12 +484,12 @@ def _capacity(
     }
 
 
-def _taints(key: str, why: str) -> Sequence[Mapping[str, str]]:
+def _taints(key: str, why: str, effect: str = "NoSchedule") -> Sequence[Mapping[str, str]]:
     """Return a taint that keeps new claims away, or none; its value is a label's."""
     if not why:
         return ()
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", why)[:_LONGEST_VALUE].strip("-_.")
-    return ({"key": key, "value": value, "effect": "NoSchedule"},)
+    return ({"key": key, "value": value, "effect": effect},)
 
 
 def status_data(share: Share, part: DevicePart) -> Mapping[str, Any]:

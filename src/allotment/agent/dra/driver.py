@@ -41,13 +41,12 @@ from allotment.dialects.own.resource_claims import (
 from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
+from allotment.kube.claim_status import PreparedDevice, write_prepared
 from allotment.kube.resource_claims import (
     API,
     OwnSlices,
-    PreparedDevice,
     is_allocated,
     read_claim,
-    write_prepared,
 )
 from allotment.kube.watching import Signal
 from allotment.model.errors import AllotError, NoDevicesError, NotFoundError

@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -120,6 +120,10 @@ class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """The class's first: later ones win."""
     capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
+    version: str = ""
+    """As it was read: the server refuses a status for another one."""
+    reported: tuple[Mapping[str, Any], ...] = ()
+    """`status.devices`, of all drivers."""
 
     def parameters_of(self, request: str) -> list[Parameters]:
         """Return the parameters that apply to a request."""

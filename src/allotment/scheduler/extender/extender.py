@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.errors import KubeError
-from allotment.kube.objects import claim_names_of
+from allotment.kube.objects import claims_of
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed, WantedContainer
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
@@ -155,7 +155,7 @@ class Extender:
         if need is None:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         if pod.asks is None:
-            claimed = claim_names_of(sent)
+            claimed = tuple(claims_of(sent))
             wanted = self._claims(pod.namespace, claimed) if claimed else ()
             if wanted:
                 choice = self._book.rank(replace(need, containers=wanted), names)

@@ -210,6 +210,18 @@ def test_a_gpu_that_is_reserved_outside_takes_no_claim() -> None:
     assert all(taints(pool, name) == [UNUSABLE] for name in parts(pool))
 
 
+def test_a_gpu_that_is_lost_for_long_takes_its_pods_away() -> None:
+    """Kubernetes evicts them, unless a claim tolerates it."""
+    device = gpu(0)
+    for is_evicted, effect in ((False, "NoSchedule"), (True, "NoExecute")):
+        state = GpuState(device=device, cut=cut(), problem="XID 79", is_evicted=is_evicted)
+        lost = pool_of([state], None)
+        found = [each for name in parts(lost) for each in lost.devices[name].document["taints"]]
+        assert {(each["key"], each["effect"]) for each in found} == {(UNUSABLE, effect)}
+        (kept,) = lost.devices[f"{named(device.uuid)}-monitor"].document["taints"]
+        assert kept["effect"] == "NoSchedule", "a monitor stays"
+
+
 def test_a_slice_of_another_tool_closes_its_place_alone() -> None:
     device = gpu(0)
     number = next(each.number for each in A100_80 if each.name == "1g.10gb")

@@ -131,7 +131,7 @@ def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> 
     found["status"]["devices"] = [theirs]
 
     async def story() -> None:
-        async with serving(folder, found) as scene:
+        async with serving(folder, found, look_s=60) as scene:
             scene.is_denied = True
             assert (await scene.prepare()).error == "", "the share is complete without it"
             await until(lambda: scene.written)
@@ -157,10 +157,17 @@ def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> 
             }
             # It is so already: nothing is written.
             scene.claim = {**found, "status": {**found["status"], **document["status"]}}
-            reads = scene.reads
             await scene.prepare()
-            await until(lambda: scene.reads >= reads + 2)
-            assert len(scene.written) == 2
+            scene.claim = found
+            await scene.prepare()
+            await until(lambda: len(scene.written) > 2)
+            assert len(scene.written) == 3
+            assert scene.reads == 4, "each preparation has read it, and its status needs no more"
+            # A claim that has changed meanwhile is read again.
+            scene.conflicts = 1
+            await scene.prepare()
+            await until(lambda: len(scene.written) == 4)
+            assert scene.reads == 6
 
     asyncio.run(story())
 

@@ -51,6 +51,7 @@ def published() -> list[Document]:
         GpuState(device=gpu(0, numa_node=0), cut=cut, facts=facts),
         GpuState(device=gpu(1), cut=cut, taken=taken),
         GpuState(device=gpu(2), problem="xid 79"),
+        GpuState(device=gpu(3), problem="it is lost", is_evicted=True),
     ]
     node = NodeFacts(driver_version="580.95.05", cuda_version=(13, 0), devices=())
     return [each.document for each in pool_of(gpus, node).devices.values()]
