@@ -38,10 +38,10 @@ from allotment.dialects.own.resource_claims import (
     DevicePart,
     ResourceClaim,
 )
+from allotment.kube.claim_status import PreparedDevice, write_prepared
 from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
-from allotment.kube.claim_status import PreparedDevice, write_prepared
 from allotment.kube.resource_claims import (
     API,
     OwnSlices,
