@@ -115,6 +115,7 @@ def test_mig_devices_come_and_go(machine: Callable[[str], Path]) -> None:
         driver = GpuMig(session.nvml, gone.slice_of.gpu)
         driver.destroy_compute_instances(gone.slice_of.gpu_instance)
         driver.destroy_gpu_instance(gone.slice_of.gpu_instance)
+        assert driver.users(gone.slice_of.gpu_instance) == ()
         less = slices(session)
         assert {each.uuid for each in less} == {each.uuid for each in before} - {gone.uuid}
         profile = next(each for each in driver.look().profiles if each.name == "1g.10gb")

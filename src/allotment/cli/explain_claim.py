@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from allotment.scheduler.explain_claim import ClaimedDevice, ClaimExplanation, ClaimRequest
+    from allotment.scheduler.explain_claim import ClaimedDevice, ClaimExplanation, ExplainedRequest
 
 _NAMED: Final = 3
 _COLUMNS: Final = (
@@ -156,7 +156,7 @@ def _heading(explanation: ClaimExplanation) -> Iterator[str]:
         yield "  its node prepares it when such a pod starts; see the pod's events if it does not"
 
 
-def _asked(request: ClaimRequest) -> str:
+def _asked(request: ExplainedRequest) -> str:
     count = "all devices" if request.count is None else format_count(request.count, "device")
     amounts = ", ".join(f"{name} {amount}" for name, amount in request.amounts.items())
     return f"{count} of class {request.device_class}" + (f" with {amounts}" if amounts else "")

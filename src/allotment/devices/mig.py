@@ -195,7 +195,10 @@ class GpuMig:
     def users(self, gpu_instance: int) -> tuple[int, ...]:
         nvml = self._nvml
         with self._explaining(f"list the processes of GPU instance {gpu_instance}"):
-            return _users(nvml, self._gpu(), gpu_instance)
+            gpu = self._gpu()
+            with suppress(*removed(nvml)):
+                return _users(nvml, gpu, gpu_instance)
+            return ()
 
     def processes(self) -> tuple[int, ...]:
         with self._explaining("list its processes"):

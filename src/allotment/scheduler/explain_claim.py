@@ -188,7 +188,7 @@ class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """From the claim's status, once it is prepared: share, mode, limits, enforced."""
 
 
-class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, and where it fits on its own."""
 
     name: str
@@ -215,7 +215,7 @@ class ClaimExplanation(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[str, ...] = ()
     """It is reserved for these."""
     devices: tuple[ClaimedDevice, ...] = ()
-    requests: tuple[ClaimRequest, ...] = ()
+    requests: tuple[ExplainedRequest, ...] = ()
     fitting: tuple[str, ...] = ()
     """Of a pending claim: nodes where each request fits on its own."""
     has_constraints: bool = False
@@ -232,7 +232,7 @@ def explained_claim(evidence: ClaimEvidence) -> ClaimExplanation:
     is_pending = claim.status is None or claim.status.allocation is None
     requests = []
     for name, asked in claim.requests():
-        request = ClaimRequest(
+        request = ExplainedRequest(
             name=name,
             device_class=asked.device_class_name,
             count=None if asked.allocation_mode == "All" else asked.count or 1,
@@ -257,7 +257,7 @@ def explained_claim(evidence: ClaimEvidence) -> ClaimExplanation:
     )
 
 
-def _together(requests: Sequence[ClaimRequest]) -> Iterator[str]:
+def _together(requests: Sequence[ExplainedRequest]) -> Iterator[str]:
     """Yield the nodes where each request fits, by one of its alternatives."""
     places: dict[str, set[str]] = {}
     for each in requests:
@@ -337,11 +337,11 @@ def _claimed(claim: ClaimObject, pools: Sequence[_NodePool]) -> Iterator[Claimed
 
 
 def _judged(
-    request: ClaimRequest,
+    request: ExplainedRequest,
     asked: RequestedDevices,
     evidence: ClaimEvidence,
     pools: Sequence[_NodePool],
-) -> ClaimRequest:
+) -> ExplainedRequest:
     """Add where a request fits, and why it does not elsewhere."""
     found = evidence.classes.get(asked.device_class_name)
     if found is None:

@@ -257,24 +257,26 @@ def test_what_we_do_not_know_does_not_disturb(extra: dict[str, Any]) -> None:
 def test_a_pods_claims_are_known_by_their_names() -> None:
     """Those of templates have a name of their own, and are this pod's alone."""
     pod = to_pod(
-        msgspec.convert(
-            {
-                "metadata": {"uid": "u", "namespace": "ml", "name": "a"},
-                "spec": {
-                    "resourceClaims": [
-                        {"name": "one", "resourceClaimName": "common"},
-                        {"name": "two", "resourceClaimTemplateName": "small"},
-                        {"name": "three", "resourceClaimTemplateName": "small"},
-                    ]
-                },
-                "status": {
-                    "resourceClaimStatuses": [
-                        {"name": "two", "resourceClaimName": "a-two-x7k2p"},
-                        {"name": "three"},
-                    ]
-                },
-            },
-            PodObject,
+        msgspec.json.decode(
+            json.dumps(
+                {
+                    "metadata": {"uid": "u", "namespace": "ml", "name": "a"},
+                    "spec": {
+                        "resourceClaims": [
+                            {"name": "one", "resourceClaimName": "common"},
+                            {"name": "two", "resourceClaimTemplateName": "small"},
+                            {"name": "three", "resourceClaimTemplateName": "small"},
+                        ]
+                    },
+                    "status": {
+                        "resourceClaimStatuses": [
+                            {"name": "two", "resourceClaimName": "a-two-x7k2p"},
+                            {"name": "three"},
+                        ]
+                    },
+                }
+            ),
+            type=PodObject,
         )
     )
     assert pod.claims == {"common": False, "a-two-x7k2p": True}

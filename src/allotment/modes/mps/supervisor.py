@@ -287,17 +287,18 @@ class Supervisor:
             self._silent += 1
             return self._silent < _MOST_SILENT and self._daemon.is_running()
         self._silent = 0
-        # An answer may be incomplete on a busy machine: the kernel knows the running processes.
-        alive = {server for server in self._daemon.servers if process_start(server) is not None}
-        if self._daemon.servers - alive:
+        # An answer may be incomplete or late on a busy machine: the kernel knows the processes.
+        known = self._daemon.servers
+        alive = frozenset(each for each in servers | known if process_start(each) is not None)
+        if known - alive:
             if not self._daemon.is_running():
                 return False  # they ended with their daemon, which is reported once
             self._note("an MPS server ended")
+        self._daemon.servers = alive
         if not servers and not alive:
             self._daemon.serve_again()
         elif others or not self._daemon.holds_others:
             self._daemon.hold_others()
-        self._daemon.servers = servers | alive
         if faulted and self._journal.status.state is DaemonState.READY:
             self._note("a fault of one of their programs, which MPS does not keep apart")
             self._journal.write(state=DaemonState.FAULTED)

@@ -406,6 +406,22 @@ def test_a_server_that_cannot_be_had_again_is_tried_again(scene: Scene) -> None:
     supervisor.close()
 
 
+def test_a_server_that_the_daemon_lists_after_its_end_is_one_loss(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    (server,) = scene.newer.servers()
+    listed = scene.root / "listed"
+    listed.write_text(scene.newer._do("server", "list", "--format=csv,noheader"))  # noqa: SLF001
+    late = scene.behind(f'"server list"*) cat {listed}; exit 0;;')
+    supervisor._daemon.control = with_namespaces(late)  # noqa: SLF001
+    os.kill(server, signal.SIGKILL)
+    stepping_until(supervisor, lambda status: bool(status.losses))
+    for _ in range(3):
+        supervisor.step()
+    assert len(supervisor.status.losses) == 1
+    supervisor.close()
+
+
 def test_a_part_that_cannot_be_made_is_tried_again_and_named(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.begin()
