@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,9 @@ def test_the_agent_ends_at_a_signal_at_any_time(tmp_path: Path, numbers: tuple[i
             agent.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
             said += agent.stderr.read()
             status = agent.wait(30)
+        for pid in re.findall(r"front started .*pid=(\d+)", said):
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)  # it outlives its agent
         # It bounds its end by itself: one that hangs says so, and its status is not 0.
         is_well = status == 0 and "exiting at once" not in said
         return None if is_well else f"{number}: status {status}\n{said}"
