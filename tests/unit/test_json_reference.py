@@ -39,8 +39,8 @@ from allotment.placement.explain import RefusalGroup, refuse
 from allotment.scheduler.explain_claim import (
     ClaimedDevice,
     ClaimExplanation,
-    ClaimRequest,
     ClaimState,
+    ExplainedRequest,
 )
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
@@ -254,7 +254,7 @@ def claim_example() -> object:
         is_admin=False,
         data={"compute": {"guarantee_percent": 30, "ceiling_percent": 80}},
     )
-    request = ClaimRequest(
+    request = ExplainedRequest(
         name="gpu",
         device_class="share.allotment.dev",
         count=1,
