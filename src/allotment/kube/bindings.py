@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
-from allotment.kube.clients import Api, PatchKind, find
+from allotment.kube.clients import Api, PatchKind, find, read_and_write
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import NOMINATOR, PodObject
 from allotment.model.clusters import ClusterPod
@@ -44,6 +44,10 @@ async def write_wish(api: Api, namespace: str, name: str, change: Callable[[str]
 
     Raises `NotFoundError`, `KubeError`.
     """
+    return await read_and_write(lambda: _write_wish(api, namespace, name, change))
+
+
+async def _write_wish(api: Api, namespace: str, name: str, change: Callable[[str], str]) -> str:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     item = await find(api, path, _pod, asked=f"get pod {namespace}/{name}")
     if item is None:

@@ -3,18 +3,15 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from allotment.dialects.own.resource_claims import AllocatedDevice, ResourceClaim
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, read_and_write
 from allotment.kube.errors import ConflictError
 from allotment.kube.resource_claims import API, find_claim, reported_devices
 from allotment.model.structs import replace
-
-_TRIES: Final = 3
-"""To write a status whose claim changes meanwhile."""
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,18 +35,20 @@ async def write_prepared(
     `associated-node:patch` for resourceclaims/driver.
     """
     own = [_prepared(each, driver) for each in devices]
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            return await _report(api, claim, own, driver=driver)
-        except ConflictError:  # it has changed since it was read: somebody reserves it
-            if not tries_left:
-                raise
-        found = await find_claim(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
-        if found is None:
-            return None
+    try:
+        await _report(api, claim, own, driver=driver)
+    except ConflictError:  # it has changed since it was read: somebody reserves it
+        await read_and_write(lambda: _report_again(api, claim, own, driver=driver))
+
+
+async def _report_again(
+    api: Api, claim: ResourceClaim, own: Sequence[Mapping[str, Any]], *, driver: str
+) -> None:
+    found = await find_claim(api, namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    if found is not None:
         version, reported = found.metadata.resource_version, reported_devices(found)
-        claim = replace(claim, version=version, reported=reported)
-    return None
+        present = replace(claim, version=version, reported=reported)
+        await _report(api, present, own, driver=driver)
 
 
 async def _report(

@@ -7,8 +7,8 @@ the next step.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 
 from allotment.kube.credentials import SERVICE_ACCOUNT, ApiServer, find_api_server
 from allotment.kube.errors import (
+    ConflictError,
     DeniedError,
     KubeError,
     ObjectMissingError,
@@ -37,6 +38,8 @@ _CLOSING_S: Final = 0.25
 _MOST_CONNECTIONS: Final = 256
 _MOST_READS: Final = 64
 """At a time, so that reads leave connections for writes."""
+_REPEATS: Final = 3
+"""Of a read and a write, if others write in between."""
 _UNCHECKED: Final = {"fieldValidation": "Ignore"}
 """The API server's warnings about unknown fields are not read, and the check costs it time."""
 _MAX_LINE: Final = 32 << 20  # etcd's largest object is 1.5 MiB; far more than that is no API server
@@ -400,6 +403,17 @@ async def read(
 ) -> T:
     """Read an object or a list. Raises `KubeError`."""
     return decoded(decoder, await api.get(path, asked=asked, params=params), asked=asked)
+
+
+async def read_and_write(change: Callable[[], Awaitable[T]]) -> T:
+    """Return what a change returns that reads an object and writes at the version read.
+
+    Repeats it a few times if others write in between. Raises its `KubeError`.
+    """
+    for _ in range(_REPEATS):
+        with suppress(ConflictError):
+            return await change()
+    return await change()
 
 
 async def find(api: Api, path: str, decoder: "msgspec.json.Decoder[T]", *, asked: str) -> T | None:

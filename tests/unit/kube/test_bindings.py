@@ -85,3 +85,18 @@ def test_a_wish_is_changed_where_it_was_read() -> None:
     (body,) = server.bodies()
     assert body["metadata"]["annotations"] == {"allotment.dev/resize": "memory:4Gi,weight:2"}
     assert body["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_wish_is_for_the_pod_as_it_is_at_last() -> None:
+    """The kubelet writes its status at any time: nobody has to try again by hand."""
+    server = Server()
+    for version in ("7", "8"):
+        server.lists.append(answered(pod(version=version, spec={"nodeName": "n1"})))
+    server.writes += [refused(409), answered(BOUND)]
+
+    async def main() -> str:
+        async with server.client() as api:
+            return await write_wish(api, "ml", "train", lambda _: "memory:2Gi")
+
+    assert asyncio.run(main()) == "memory:2Gi"
+    assert [each["metadata"]["resourceVersion"] for each in server.bodies()] == ["7", "8"]
