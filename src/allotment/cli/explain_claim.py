@@ -158,8 +158,12 @@ def _heading(explanation: ClaimExplanation) -> Iterator[str]:
 
 def _asked(request: ExplainedRequest) -> str:
     count = "all devices" if request.count is None else format_count(request.count, "device")
-    amounts = ", ".join(f"{name} {amount}" for name, amount in request.amounts.items())
+    amounts = _named(request.amounts)
     return f"{count} of class {request.device_class}" + (f" with {amounts}" if amounts else "")
+
+
+def _named(amounts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
 
 def _row(device: ClaimedDevice) -> tuple[str, ...]:
@@ -171,7 +175,7 @@ def _row(device: ClaimedDevice) -> tuple[str, ...]:
         device.device,
         device.node,
         short_uuid(device.uuid) if device.uuid else "-",
-        "sees it" if device.is_admin else ", ".join(device.consumed.values()) or "all of it",
+        "sees it" if device.is_admin else _named(device.consumed) or "all of it",
         str(data.get("share") or "-"),
         str(data.get("mode") or "-"),
         "-" if limit is None else format_bytes(int(limit)),

@@ -235,8 +235,7 @@ def command(
     With --dra the pods are also placed as resource claims of the node agent's driver, by
     kube-scheduler alone. It takes the first devices of a pool that fit, and chooses the node by its
     default scores of CPU and memory. Below the table is how much more or less each policy places,
-    allocates and leaves unusable. Tags, NUMA and NVLink are ignored, and that all shares of a GPU
-    need one mode.
+    allocates and leaves unusable. Tags, NUMA, NVLink and the modes of GPUs are ignored.
 
     The columns are those of the traces `openb` (Alibaba's clusterdata, cluster-trace-gpu-v2023).
     The same options give the same result each time. Ctrl-C ends it with the results so far.

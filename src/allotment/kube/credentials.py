@@ -139,7 +139,7 @@ def find_api_server(
     if kubeconfig is None:
         if (service_account / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _of_pod(service_account)
-        if "KUBECONFIG" not in os.environ:
+        if not os.environ.get("KUBECONFIG"):
             raise KubeError(
                 "no credentials for the API server: no service account is mounted, and no"
                 " kubeconfig is set",

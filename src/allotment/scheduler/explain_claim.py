@@ -132,7 +132,7 @@ async def read_claim_evidence(api: Api, namespace: str, name: str) -> ClaimEvide
     if await find(api, API, _ANY, asked=f"look for {API}") is None:
         raise ObjectMissingError(
             f"the API server has no {API.removeprefix('/apis/')}",
-            hint="ResourceClaims need Kubernetes 1.34, with consumable capacity 1.36",
+            hint="ResourceClaims need Kubernetes 1.36 or later",
         )
     claim = await find(api, f"{claims}/{name}", _CLAIM, asked=f"read claim {namespace}/{name}")
     if claim is None:

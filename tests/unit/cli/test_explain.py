@@ -327,6 +327,8 @@ def test_a_kubeconfig_is_found_as_kubectl_finds_it(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert "no credentials for the API server" in asked().stderr
+    monkeypatch.setenv("KUBECONFIG", "")
+    assert "no credentials for the API server" in asked().stderr
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text(config.read_text())
     assert asked().exit_code == 0
@@ -337,6 +339,27 @@ def test_a_kubeconfig_is_found_as_kubectl_finds_it(
     assert asked().exit_code == 0
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "none: cannot be used" in asked().stderr
+
+
+def test_a_claim_names_what_it_consumes(config: Path) -> None:
+    api, kind = "/apis/resource.k8s.io/v1", "share.allotment.dev"
+    consumed = {"compute": "25", "memory": "10Gi"}
+    result = {"request": "gpu", "driver": "gpu.allotment.dev", "pool": "a", "device": "gpu-1"}
+    claim = {
+        "metadata": {"name": "quarter", "namespace": "ml", "uid": "u"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": kind}}]}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    Server.answers[f"{api}/namespaces/ml/resourceclaims/quarter"] = claim
+    words = ["explain", "claim", "--kubeconfig", str(config), "quarter"]
+    assert "ResourceClaims need Kubernetes 1.36" in CliRunner().invoke(main, words).stderr
+    result["consumedCapacity"] = consumed  # type: ignore[assignment]
+    Server.answers |= {
+        api: {},
+        f"{api}/resourceclaims": {"metadata": {}, "items": [claim]},
+        f"{api}/resourceslices": {"metadata": {}, "items": []},
+    }
+    assert "  compute 25, memory 10Gi  " in CliRunner().invoke(main, words).stdout
 
 
 @pytest.mark.parametrize("name", ["placed", "large", "small", "broken", "plain"])

@@ -81,19 +81,19 @@ def plan_drain(layouts: Sequence[MigLayout], wanted: Mapping[str, int]) -> MigPl
     if not gpus:
         return MigImpossible(reason="no GPU has MIG switched on")
     best: _Way | None = None
-    lacks: MigImpossible | None = None
+    lacks: list[MigImpossible] = []
     for number, gpu in enumerate(gpus):
         profiles = wanted_profiles(gpu.slots, wanted)
         if isinstance(profiles, MigImpossible):
-            lacks = profiles
+            lacks.append(profiles)
             continue
         for way in _ways(gpus, number, profiles):
             if best is None or way.cost < best.cost:
                 best = way
     if best is not None:
         return _plan(gpus, best)
-    if lacks is not None and len(gpus) == 1:
-        return lacks
+    if len(lacks) == len(gpus) and len(set(lacks)) == 1:
+        return lacks[0]
     if any(each.foreign for each in gpus):
         hint = "foreign instances are in the way; Allotment does not touch them"
     else:

@@ -98,6 +98,7 @@ def test_foreign_instances_are_not_moved() -> None:
     ("layouts", "wanted", "reason"),
     [
         pytest.param([layout(A100)], {"2g.48gb": 1}, "no profile 2g.48gb", id="lacking"),
+        pytest.param([layout(A100)] * 2, {"2g.48gb": 1}, "no profile 2g.48gb", id="all-lacking"),
         pytest.param([layout(A100)], {"3g.20gb": 2, "1g.5gb": 1}, "fits no GPU", id="much"),
         pytest.param([layout(A100, is_enabled=False)], {"1g.5gb": 1}, "switched on", id="off"),
     ],
