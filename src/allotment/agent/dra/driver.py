@@ -120,8 +120,8 @@ class ResourceDriver:
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
-        not needed; `tell_s`: between two reports of health; `pod_s`: how long to wait for the report
-        of a claim's pod.
+        not needed; `tell_s`: between two reports of health; `pod_s`: the longest wait for a claim's
+        pod to be reported.
         """
         self._api = api
         self._node = node
@@ -459,7 +459,7 @@ class ResourceDriver:
         waiting = (self._pods.wait_for(each, timeout_s=self._pod_s) for each in claim.pods)
         known = {claim.name: orders}
         for pod in filter(None, await asyncio.gather(*waiting)):
-            for container in pod.containers:
+            for container in () if pod.has_ended or pod.is_ending else pod.containers:
                 uses = container.claims
                 if all(each.name != claim.name for each in uses):
                     continue

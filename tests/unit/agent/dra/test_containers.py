@@ -14,6 +14,7 @@ from driver_twin import DEVICE, DRIVER, claim, result, serving
 from gpus import gpu
 
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
+from allotment.model.structs import replace
 
 OTHER = gpu(1)
 POD = PodUid("p1")
@@ -89,6 +90,11 @@ def test_parts_of_two_gpus_and_containers_with_a_part_each_are_served(folder: Pa
     assert answer(folder, of_pair("gpu-0"), pod(BOTH[:1], BOTH[1:])) == ""
     # One request is one share, of all that it has of a GPU.
     assert answer(folder, claim(result("a"), result("a", shareID="s2")), pod(BOTH[:1])) == ""
+
+
+def test_a_pod_that_ends_keeps_no_claim_from_another_pod(folder: Path) -> None:
+    assert answer(folder, of_pair("gpu-0"), replace(pod(BOTH), is_ending=True)) == ""
+    assert answer(folder, of_pair("gpu-0"), replace(pod(BOTH), has_ended=True)) == ""
 
 
 def test_two_claims_in_a_container_are_one_as_the_other(folder: Path) -> None:
