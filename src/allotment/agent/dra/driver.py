@@ -333,9 +333,7 @@ class ResourceDriver:
                     driver=self._driver,
                 )
                 await self._wait_for(each.device for each in claim.devices)
-                orders = self._orders(claim)
-                await self._check_users(claim, orders)
-                shares = await self._made(claim, orders)
+                shares = await self._made(claim)
                 monitors = await self._shown(claim)
         except AllotError as error:
             return dra.NodePrepareResourceResponse(error=error.one_line())
@@ -492,12 +490,13 @@ class ResourceDriver:
     def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
         return orders_of(claim, self._pool, node=self._name)
 
-    async def _made(
-        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]
-    ) -> Mapping[str, Share]:
+    async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
         """Make a claim's shares; return that of each request. Raises `AllotError`."""
+        orders = self._orders(claim)
         await self._end_former(claim, orders.values())
         before = {share.id for share in self._tenants.shares}
+        if not before.issuperset(order.id for order in orders.values()):
+            await self._check_users(claim, orders)  # what runs already is not taken back
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         is_new = before.isdisjoint(order.id for order in orders.values())
         await self._slice_time(claim, orders, is_new=is_new)

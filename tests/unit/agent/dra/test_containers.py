@@ -119,6 +119,19 @@ def test_modes_that_go_with_no_other_are_refused(folder: Path) -> None:
     assert "one of them has mode mps" in answer(folder, mps, pod(BOTH))
 
 
+def test_a_claim_that_is_in_use_is_prepared_again(folder: Path) -> None:
+    """After a restart of the kubelet, while another pod has come to it."""
+
+    async def story() -> None:
+        async with serving(folder, used(of_pair("gpu-0"))) as scene:
+            scene.pods.hear(POD, pod(BOTH[:1]))
+            assert (await scene.prepare()).error == ""
+            scene.pods.hear(POD, pod(BOTH))
+            assert (await scene.prepare()).error == ""
+
+    asyncio.run(story())
+
+
 def test_a_pod_that_is_not_reported_refuses_no_claim(folder: Path) -> None:
     """Then the program itself says why it has no CUDA (native/shim)."""
 
