@@ -172,6 +172,31 @@ def test_one_container_may_use_requests_of_different_gpus(node: NodeAgent, pods:
     assert len(node.gpus()) == 2
 
 
+def test_two_parts_of_one_gpu_in_a_container_are_told_in_an_event(
+    node: NodeAgent, pods: Pods
+) -> None:
+    """Of one claim or of two. Its programs would have no CUDA."""
+    space = pods.namespace
+    claim(pods, "pair", share("large", memory="20Gi"), share("small", memory="2Gi"))
+    pods.create(claiming("pair", burn("1Gi"), "pair"))
+    for name in ("one", "two"):
+        claim(pods, name, share(memory="4Gi"))
+    asking = container(burn("1Gi"))
+    asking["resources"] = {"claims": [{"name": "one"}, {"name": "two"}]}
+    claims = [{"name": name, "resourceClaimName": name} for name in ("one", "two")]
+    pods.create(pod("double", asking, resourceClaims=claims))
+    for name, first, second in (
+        ("pair", f"request large of {space}/pair", f"request small of {space}/pair"),
+        ("double", f"request gpu of {space}/one", f"request gpu of {space}/two"),
+    ):
+        event = pods.wait_event(name, reason="FailedPrepareDynamicResources")
+        print(event["message"])  # noqa: T201 - for the guide
+        assert "would have no CUDA" in event["message"]
+        for text in (first, second, f"{DRIVER}/uuid"):
+            assert text in event["message"]
+    assert not node.shares()
+
+
 def test_the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
     node: NodeAgent, pods: Pods
 ) -> None:

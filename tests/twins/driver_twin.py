@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 from api_server_twin import Reply, answered, api_of
 from gpus import gpu
-from kubelet_twin import ReportsTwin
+from kubelet_twin import PodsTwin, ReportsTwin
 from own_node_twin import OwnNodeTwin, until
 
 from allotment.agent.dra.driver import ResourceDriver
@@ -114,6 +114,9 @@ class Scene:
         self.shares = Shares()
         self.reports = ReportsTwin()
         self.claim = found
+        self.others: dict[str, dict[str, Any]] = {}
+        """More claims, by name."""
+        self.pods = PodsTwin()
         self.reads = 0
         self.is_down = False
         self.is_denied = False
@@ -132,6 +135,7 @@ class Scene:
             name="n1",
             state=self.state,
             tenants=self.shares,  # type: ignore[arg-type]
+            pods=self.pods,
             monitors=Monitors(StateFolder(folder / "state"), cdi_folder=folder / "cdi", sight=seen),
             reports=self.reports,
             facts=lambda: NodeFacts(driver_version="580.95.05", cuda_version=(13, 0)),
@@ -139,6 +143,7 @@ class Scene:
             kubelet=folder,
             look_s=look_s,
             tell_s=0.05,
+            pod_s=0.05,
         )
         self.channel: grpc.aio.Channel
 
@@ -167,6 +172,8 @@ class Scene:
         self.reads += 1
         if self.is_down:
             return answered({"code": 503}, 503)
+        if (other := self.others.get(request.path.rpartition("/")[2])) is not None:
+            return answered(other)
         return answered(self.claim, 200) if self.claim else answered({"code": 404}, 404)
 
     async def call(

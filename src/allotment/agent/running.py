@@ -321,6 +321,7 @@ class _Agent:
                 name=settings.node,
                 state=state,
                 tenants=self._tenants,
+                pods=self._pods,
                 monitors=monitors,
                 reports=self._reports,
                 facts=self._facts.read,

@@ -14,7 +14,7 @@ import msgspec
 from allotment.dialects.own.placement import KEPT_CHARACTERS, LEFT_OUT
 from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.errors import QuantityError
-from allotment.model.pods import Container, ContainerKind, Pod, PodUid
+from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
 from allotment.model.quantities import parse_rounded_up, parse_whole
 
 ENDED = frozenset({"Succeeded", "Failed"})
@@ -87,11 +87,18 @@ class WatchEvent(Narrow):
 # ---- pods ----------------------------------------------------------------------------------------
 
 
+class _ClaimUse(Narrow):
+    name: str
+    """An entry of the pod's `spec.resourceClaims`."""
+    request: str = ""
+
+
 class ResourceRequirements(Narrow):
     """A container's `resources`; for extended resources, requests equal limits."""
 
     limits: dict[str, str] | None = None
     requests: dict[str, str] | None = None
+    claims: list[_ClaimUse] | None = None
 
 
 class SecurityContext(Narrow):
@@ -194,6 +201,11 @@ def claims_of(item: PodObject) -> dict[str, bool]:
 
     True: the claim was made by a template, for this pod alone.
     """
+    return dict(_named_claims(item).values())
+
+
+def _named_claims(item: PodObject) -> dict[str, tuple[str, bool]]:
+    """Return the same by the names that the pod's containers use."""
     if item.spec.resource_claims == _NULL:
         return {}
     try:
@@ -202,12 +214,12 @@ def claims_of(item: PodObject) -> dict[str, bool]:
     except msgspec.MsgspecError:
         return {}  # the API server admits no such pod
     names = {each.name: each.resource_claim_name for each in made}
-    claims: dict[str, bool] = {}
+    claims: dict[str, tuple[str, bool]] = {}
     for each in used:
         if each.resource_claim_name:
-            claims[each.resource_claim_name] = False
+            claims[each.name] = each.resource_claim_name, False
         elif name := names.get(each.name):
-            claims[name] = True
+            claims[each.name] = name, True
     return claims
 
 
@@ -278,6 +290,7 @@ def limits_of(spec: ContainerSpec) -> Mapping[str, str]:
 def _containers(item: PodObject) -> Iterator[Container]:
     status = {container.name: container for container in item.status.container_statuses or ()}
     status |= {container.name: container for container in item.status.init_container_statuses or ()}
+    claims = _named_claims(item)
     for spec, kind in containers_of(item):
         seen = status.get(spec.name)
         yield Container(
@@ -289,6 +302,11 @@ def _containers(item: PodObject) -> Iterator[Container]:
             is_running=bool(seen and seen.state and seen.state.running is not None),
             restarts=seen.restart_count if seen else 0,
             is_privileged=bool(spec.security_context and spec.security_context.privileged),
+            claims=tuple(
+                UsedClaim(claims[each.name][0], each.request)
+                for each in (spec.resources and spec.resources.claims) or ()
+                if each.name in claims
+            ),
         )
 
 

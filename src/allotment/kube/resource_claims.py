@@ -21,6 +21,7 @@ from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata, Narrow
 from allotment.kube.watching import Followed, Subject
 from allotment.model.errors import StateError, UsageError
+from allotment.model.pods import PodUid
 
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/resourceclaims"
@@ -69,6 +70,7 @@ class _Allocation(Narrow):
 class _User(Narrow):
     resource: str = ""
     name: str = ""
+    uid: str = ""
 
 
 class _Status(Narrow):
@@ -176,9 +178,12 @@ def followed_claim(item: ClaimObject) -> ResourceClaim | None:
 
 
 async def read_claim(
-    api: Api, *, namespace: str, name: str, uid: str, driver: str
+    api: Api, *, namespace: str, name: str, uid: str | None, driver: str
 ) -> ResourceClaim:
-    """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`."""
+    """Read a claim; raise `StateError` if it is gone, replaced or not allocated, `KubeError`.
+
+    `uid`: None: whichever has the name.
+    """
     found = await find_claim(api, namespace=namespace, name=name, uid=uid)
     if found is None:
         raise StateError(
@@ -226,6 +231,11 @@ def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
         capacities={name: frozenset(each.amounts) for name, each in found.requests()},
         version=found.metadata.resource_version,
         reported=reported_devices(found),
+        pods=tuple(
+            PodUid(each.uid)
+            for each in (found.status.reserved_for if found.status else None) or ()
+            if each.resource == "pods"
+        ),
     )
 
 
@@ -301,11 +311,11 @@ async def is_allocated(
     return any((each.driver, each.pool) == (driver, pool) for each in results)
 
 
-async def find_claim(api: Api, *, namespace: str, name: str, uid: str) -> ClaimObject | None:
+async def find_claim(api: Api, *, namespace: str, name: str, uid: str | None) -> ClaimObject | None:
     """Return a claim; None: it is gone, or another one has its name."""
     path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
     found = await find(api, path, _CLAIM, asked=f"read ResourceClaim {namespace}/{name}")
-    return found if found is not None and found.metadata.uid == uid else None
+    return found if found is not None and uid in {None, found.metadata.uid} else None
 
 
 # ---- slices --------------------------------------------------------------------------------------

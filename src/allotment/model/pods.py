@@ -23,6 +23,14 @@ class ContainerKind(StrEnum):
     REGULAR = "regular"
 
 
+class UsedClaim(msgspec.Struct, frozen=True):
+    """A ResourceClaim as one container uses it."""
+
+    name: str
+    request: str = ""
+    """Empty: all of its requests."""
+
+
 class Container(msgspec.Struct, frozen=True):
     """A container with its resources: its `limits`, in whole numbers.
 
@@ -40,6 +48,7 @@ class Container(msgspec.Struct, frozen=True):
     restarts: int = 0
     """Number of restarts reported so far."""
     is_privileged: bool = False
+    claims: tuple[UsedClaim, ...] = ()
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes, format_count
 from allotment.model.mig import MigPlace, MigProfile
-from allotment.model.modes import MIG, SOFT
+from allotment.model.modes import MIG, MPS, SOFT
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
@@ -99,6 +99,33 @@ class ShareOrder(msgspec.Struct, frozen=True):
     otherwise: "tuple[ShareOrder, ...]" = ()
     """The same share in other modes, tried in this order. If only the mode differs,
     `request.other_modes` has them."""
+
+
+def why_not_together(orders: Sequence[ShareOrder]) -> str:
+    """Return why the shares of some orders cannot be in one container; empty: they can be.
+
+    The same as the shim says at a program's start (`native/shim/process.c`, `mps.c`). An order in
+    several modes is refused only if none of them would do.
+    """
+    if len(orders) < 2:  # noqa: PLR2004
+        return ""
+    having: dict[str, ShareOrder] = {}
+    for each in orders:
+        for uuid in () if each.slices else set(each.devices):
+            if (other := having.setdefault(uuid, each)) is not each:
+                return f"{_asker(other)} and {_asker(each)} have parts of one GPU ({uuid})"
+    traits = {each.id: [traits_of(mode) for mode in each.request.modes] for each in orders}
+    bare = [each for each in orders if not any(one.has_shim for one in traits[each.id])]
+    if bare and len(bare) < len(orders):
+        return f"{_asker(bare[0])} has whole GPUs, and the others have parts"
+    if any(all(one.needs_daemon for one in traits[each.id]) for each in orders):
+        return f"one of them has mode {MPS}, which goes with no other share"
+    return ""
+
+
+def _asker(order: ShareOrder) -> str:
+    owner = order.owner
+    return f"{owner.part} of {owner.namespace}/{owner.pod}" if owner else f"share {order.id}"
 
 
 class ModeAttempts:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from allotment.dialects.own.annotations import KEYS, wishes_of
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.errors import UsageError
-from allotment.model.pods import ContainerKind, Pod
+from allotment.model.pods import ContainerKind, Pod, UsedClaim
 
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 WAITING = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -266,7 +266,19 @@ def test_a_pods_claims_are_known_by_their_names() -> None:
                             {"name": "one", "resourceClaimName": "common"},
                             {"name": "two", "resourceClaimTemplateName": "small"},
                             {"name": "three", "resourceClaimTemplateName": "small"},
-                        ]
+                        ],
+                        "containers": [
+                            {
+                                "name": "main",
+                                "resources": {
+                                    "claims": [
+                                        {"name": "two", "request": "gpu"},
+                                        {"name": "three"},
+                                        {"name": "one"},
+                                    ]
+                                },
+                            }
+                        ],
                     },
                     "status": {
                         "resourceClaimStatuses": [
@@ -280,3 +292,5 @@ def test_a_pods_claims_are_known_by_their_names() -> None:
         )
     )
     assert pod.claims == {"common": False, "a-two-x7k2p": True}
+    (main,) = pod.containers
+    assert main.claims == (UsedClaim("a-two-x7k2p", "gpu"), UsedClaim("common"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's GPUs as devices of Dynamic Resource Allocation: shares, whole GPUs, MIG slices. Pure.
 
+Also the orders for shares of the claims that have some of them.
+
 Every GPU is offered in all ways at once. The counters of its set let a scheduler give it in one way
 only: a share device takes them all with its first claim, a slice takes its memory slots.
 
@@ -19,11 +21,14 @@ from allotment.agent.labels.features import architecture_family
 from allotment.agent.mig.state import CutGpu
 from allotment.agent.node_state import NodeState
 from allotment.devices.facts import DeviceFacts, NodeFacts
+from allotment.dialects.foreign.claim_bookings import request_of
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
     SHARED_MODES,
+    AllocatedDevice,
     DevicePart,
+    ResourceClaim,
     gpu_names,
     monitor_name,
     slice_name,
@@ -33,14 +38,17 @@ from allotment.kube.nodes import format_quantity
 from allotment.model.clusters import TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
+from allotment.model.errors import NotFoundError
 from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
 from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
-from allotment.model.shares import Share
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.placement.mig.slots import TakenSlots, cover, loss, slots_of
 from allotment.shares.booking import booked
 from allotment.shares.mode_policy import ModePolicy, refusal
+from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
 TAKEN: Final = "allotment.dev/taken"
@@ -210,6 +218,56 @@ def gpus_of(
         )
         for gpu in gpus
     ]
+
+
+def parts_of(
+    claim: ResourceClaim,
+    request: str,
+    group: Sequence[AllocatedDevice],
+    pool: Pool,
+    *,
+    node: str,
+) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
+    """Return what the devices of a claim's request stand for. Raises `NotFoundError`."""
+    known = pool.devices
+    missing = [each.device for each in group if each.pool != node or each.device not in known]
+    if missing:
+        raise NotFoundError(
+            f"ResourceClaim {claim}: {', '.join(missing)} is not on node {node}",
+            hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
+        )
+    amounts = claim.capacities.get(request, frozenset())
+    return [(each, known[each.device].part_for(amounts)) for each in group]
+
+
+def orders_of(claim: ResourceClaim, pool: Pool, *, node: str) -> Mapping[str, ShareOrder]:
+    """Return the order for each request of a claim. Raises `NotFoundError`, `UsageError`."""
+    orders = {}
+    for request, group in claim.requests().items():
+        parts = parts_of(claim, request, group, pool, node=node)
+        uuids = tuple(part.uuid for _, part in parts)
+        orders[request] = ShareOrder(
+            id=claim.share_id(request),
+            owner=owner_of(claim, request),
+            request=request_of(claim, request, parts),
+            devices=uuids,
+            slices=tuple(part.slice for _, part in parts if part.slice is not None),
+            candidates=uuids,
+            injection=Injection.CDI,
+        )
+    return orders
+
+
+def owner_of(claim: ResourceClaim, request: str) -> Owner:
+    return Owner(
+        uid=PodUid(claim.uid),
+        namespace=claim.namespace,
+        pod=claim.name,
+        container=request,
+        kind=ContainerKind.REGULAR,
+        resource=claim.driver,
+        is_claim=True,
+    )
 
 
 def _counters(gpu: GpuState) -> Mapping[str, int]:

@@ -21,23 +21,28 @@ import structlog
 
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.allocation.waiting import PodLocks
-from allotment.agent.dra.devices import Pool, PoolDevice, gpus_of, pool_of, status_data
+from allotment.agent.dra.devices import (
+    Pool,
+    PoolDevice,
+    gpus_of,
+    orders_of,
+    owner_of,
+    parts_of,
+    pool_of,
+    status_data,
+)
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 from allotment.agent.kubelet.services import Context, MethodHandler
 from allotment.agent.node_state import NodeState
-from allotment.agent.protocols import Reports
+from allotment.agent.protocols import Pods, Reports
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
-from allotment.dialects.foreign.claim_bookings import request_of, sharing_of
+from allotment.dialects.foreign.claim_bookings import sharing_of
 from allotment.dialects.foreign.nvidia_claims import DRIVER as NVIDIAS_DRIVER
-from allotment.dialects.own.resource_claims import (
-    AllocatedDevice,
-    DevicePart,
-    ResourceClaim,
-)
+from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.claim_status import PreparedDevice, write_prepared
 from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
@@ -49,15 +54,21 @@ from allotment.kube.resource_claims import (
     read_claim,
 )
 from allotment.kube.watching import Signal
-from allotment.model.errors import AllotError, NoDevicesError, NotFoundError
-from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.errors import (
+    AllotError,
+    NoDevicesError,
+    NotFoundError,
+    StateError,
+    UsageError,
+)
+from allotment.model.pods import Owner, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Injection, Share
+from allotment.model.shares import Share
 from allotment.modes import traits_of
 from allotment.shares.cdi import KIND
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
-from allotment.shares.placing import ShareOrder
+from allotment.shares.placing import ShareOrder, why_not_together
 from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
@@ -72,6 +83,8 @@ _MARKS: Final = "[0-9a-f]" * 8
 """In the names of our sockets, and of no other driver's."""
 _SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
+_POD_S: Final = 1.0
+"""For a claim's pod to be reported: the kubelet knows it already."""
 _BYE_S: Final = 0.5
 _RETRY_S: Final = 30.0
 _FACTS_S: Final = 1.0
@@ -93,6 +106,7 @@ class ResourceDriver:
         name: str,
         state: NodeState,
         tenants: Tenants,
+        pods: Pods,
         monitors: Monitors,
         reports: Reports,
         facts: Callable[[], NodeFacts],
@@ -100,12 +114,14 @@ class ResourceDriver:
         kubelet: Path,
         look_s: float = _LOOK_S,
         tell_s: float = _HEALTH_S / 3,
+        pod_s: float = _POD_S,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
-        not needed; `tell_s`: between two reports of health.
+        not needed; `tell_s`: between two reports of health; `pod_s`: the longest wait for a claim's
+        pod to be reported.
         """
         self._api = api
         self._node = node
@@ -113,6 +129,7 @@ class ResourceDriver:
         self._name = name
         self._state = state
         self._tenants = tenants
+        self._pods = pods
         self._monitors = monitors
         self._reports = reports
         self._reported = Reported[str]()
@@ -121,6 +138,7 @@ class ResourceDriver:
         self._kubelet = kubelet
         self._look_s = look_s
         self._tell_s = tell_s
+        self._pod_s = pod_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
         self._is_registered = asyncio.Event()
@@ -434,14 +452,51 @@ class ResourceDriver:
                 await self._release(owner.uid)
                 _log.info("ended a claim without its kubelet", claim=str(owner), uid=owner.uid)
 
+    async def _check_users(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Refuse shares that leave a container without CUDA. Raises `UsageError`, `KubeError`."""
+        waiting = (self._pods.wait_for(each, timeout_s=self._pod_s) for each in claim.pods)
+        known = {claim.name: orders}
+        for pod in filter(None, await asyncio.gather(*waiting)):
+            for container in () if pod.has_ended or pod.is_ending else pod.containers:
+                uses = container.claims
+                if all(each.name != claim.name for each in uses):
+                    continue
+                for name in {each.name for each in uses} - known.keys():
+                    known[name] = await self._orders_beside(claim, name)
+                used = {
+                    order.id: order
+                    for each in uses
+                    for request, order in known[each.name].items()
+                    if each.request in {"", request.partition("/")[0]}
+                }
+                if why := why_not_together([*used.values()]):
+                    raise UsageError(
+                        f"container {container.name} of pod {pod} would have no CUDA: {why}",
+                        hint="claim one part that is large enough, or in one claim parts of"
+                        f" different GPUs (constraint distinctAttribute: {self._driver}/uuid), or"
+                        " use a container for each; then create the pod and its claims again",
+                    )
+
+    async def _orders_beside(self, claim: ResourceClaim, name: str) -> Mapping[str, ShareOrder]:
+        """Return the orders of another claim; none while it has a fault of its own."""
+        try:
+            found = await read_claim(
+                self._api, namespace=claim.namespace, name=name, uid=None, driver=self._driver
+            )
+            return self._orders(found)
+        except (NotFoundError, StateError, UsageError):
+            return {}
+
+    def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
+        return orders_of(claim, self._pool, node=self._name)
+
     async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
         """Make a claim's shares; return that of each request. Raises `AllotError`."""
-        orders = {
-            request: self._order(claim, request, group)
-            for request, group in claim.requests().items()
-        }
+        orders = self._orders(claim)
         await self._end_former(claim, orders.values())
         before = {share.id for share in self._tenants.shares}
+        if not before.issuperset(order.id for order in orders.values()):
+            await self._check_users(claim, orders)  # what runs already is not taken back
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         is_new = before.isdisjoint(order.id for order in orders.values())
         await self._slice_time(claim, orders, is_new=is_new)
@@ -478,10 +533,11 @@ class ResourceDriver:
         """Make a claim's monitors, of the GPUs of slices too; return the CDI device of each."""
         names = {}
         for request, group in claim.requests(is_admin=True).items():
-            uuids = dict.fromkeys(part.uuid for _, part in self._parts(claim, request, group))
+            parts = parts_of(claim, request, group, self._pool, node=self._name)
+            uuids = dict.fromkeys(part.uuid for _, part in parts)
             gpus = [each for uuid in uuids if (each := self._state.devices.get(uuid)) is not None]
             monitor = claim.share_id(request)
-            owner = _owner(claim, request, driver=self._driver)
+            owner = owner_of(claim, request)
             await asyncio.to_thread(self._monitors.show, monitor, owner, gpus)
             names[request] = f"{MONITOR_KIND}={monitor}"
         return names
@@ -495,36 +551,6 @@ class ResourceDriver:
                     if wanted <= self._pool.devices.keys():
                         return
 
-    def _parts(
-        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
-    ) -> Sequence[tuple[AllocatedDevice, DevicePart]]:
-        known = self._pool.devices
-        missing = [
-            each.device for each in group if each.pool != self._name or each.device not in known
-        ]
-        if missing:
-            raise NotFoundError(
-                f"ResourceClaim {claim}: {', '.join(missing)} is not on node {self._name}",
-                hint="its GPU is lost or was replaced: delete the pod, so that another is chosen",
-            )
-        amounts = claim.capacities.get(request, frozenset())
-        return [(each, known[each.device].part_for(amounts)) for each in group]
-
-    def _order(
-        self, claim: ResourceClaim, request: str, group: Sequence[AllocatedDevice]
-    ) -> ShareOrder:
-        parts = self._parts(claim, request, group)
-        uuids = tuple(part.uuid for _, part in parts)
-        return ShareOrder(
-            id=claim.share_id(request),
-            owner=_owner(claim, request, driver=self._driver),
-            request=request_of(claim, request, parts),
-            devices=uuids,
-            slices=tuple(part.slice for _, part in parts if part.slice is not None),
-            candidates=uuids,
-            injection=Injection.CDI,
-        )
-
 
 def _tell_absent() -> None:
     _log.info("the API server has no such API: no claims are served", api=API)
@@ -535,18 +561,6 @@ def _remove_others(sockets: Iterable[Path], own: Path) -> None:
         if path != own:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _owner(claim: ResourceClaim, request: str, *, driver: str) -> Owner:
-    return Owner(
-        uid=PodUid(claim.uid),
-        namespace=claim.namespace,
-        pod=claim.name,
-        container=request,
-        kind=ContainerKind.REGULAR,
-        resource=driver,
-        is_claim=True,
-    )
 
 
 def _answered(claim: ResourceClaim, names: Mapping[str, str]) -> list[dra.Device]:

@@ -43,6 +43,7 @@ from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import format_bytes, format_percent, meant
 from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, traits_of
+from allotment.model.pods import PodUid
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import ShareId
@@ -124,6 +125,8 @@ class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """As it was read: the server refuses a status for another one."""
     reported: tuple[Mapping[str, Any], ...] = ()
     """`status.devices`, of all drivers."""
+    pods: tuple[PodUid, ...] = ()
+    """Those that may use it."""
 
     def parameters_of(self, request: str) -> list[Parameters]:
         """Return the parameters that apply to a request."""

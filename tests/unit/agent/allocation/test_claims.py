@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kubelet_twin import OFFER, UNIT
 
@@ -32,7 +34,7 @@ def entry(
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def container(name: str, kind: ContainerKind, *, memory: int = 1, **state: bool) -> Container:
+def container(name: str, kind: ContainerKind, *, memory: int = 1, **state: Any) -> Container:  # noqa: ANN401 - any field
     return Container(name, kind, {GPU_SHARE: 1, GPU_MEMORY: memory * UNIT}, **state)
 
 

@@ -115,7 +115,13 @@ def test_parameters_are_those_that_are_read(page: str) -> None:
 
 
 def test_errors_are_those_of_the_code(page: str, root: Path) -> None:
-    rooms = ("agent/dra/driver.py", "dialects/own/resource_claims.py", "kube/resource_claims.py")
+    rooms = (
+        "agent/dra/devices.py",
+        "agent/dra/driver.py",
+        "dialects/own/resource_claims.py",
+        "kube/resource_claims.py",
+        "shares/placing.py",
+    )
     source = "".join(
         re.sub(r'"\s*f?"', "", (root / "src" / "allotment" / path).read_text("utf-8"))
         for path in rooms

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of claims that would leave a container without CUDA: refused before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from driver_twin import DEVICE, DRIVER, claim, result, serving
+from gpus import gpu
+
+from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
+from allotment.model.structs import replace
+
+OTHER = gpu(1)
+POD = PodUid("p1")
+BOTH = (UsedClaim("mine", "a"), UsedClaim("mine", "b"))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a path that is short enough for sockets."""
+    with TemporaryDirectory(prefix="dra-") as name:
+        yield Path(name)
+
+
+def used(found: dict[str, Any]) -> dict[str, Any]:
+    """A claim that the pod may use."""
+    found["status"]["reservedFor"] = [{"resource": "pods", "name": "train", "uid": POD}]
+    return found
+
+
+def pod(*containers: tuple[UsedClaim, ...]) -> Pod:
+    return Pod(
+        uid=POD,
+        namespace="default",
+        name="train",
+        containers=tuple(
+            Container(f"c{place}", ContainerKind.REGULAR, claims=claims)
+            for place, claims in enumerate(containers)
+        ),
+    )
+
+
+def as_mps(request: str) -> dict[str, Any]:
+    parameters = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
+    opaque = {"driver": DRIVER, "parameters": parameters}
+    return {"requests": [request], "opaque": opaque}
+
+
+def answer(folder: Path, found: dict[str, Any], user: Pod, **others: dict[str, Any]) -> str:
+    """What the kubelet is told, on a node with two GPUs."""
+
+    async def story() -> str:
+        async with serving(folder, used(found)) as scene:
+            scene.state.devices = {each.uuid: each for each in (DEVICE, OTHER)}
+            scene.driver.offer([])
+            scene.others = others
+            scene.pods.hear(POD, user)
+            error = str((await scene.prepare()).error)
+            assert bool(error) is not bool(scene.shares.orders), "nothing is made of a refused one"
+            return error
+
+    return asyncio.run(story())
+
+
+def of_pair(device: str) -> dict[str, Any]:
+    return claim(result("a"), result("b/first", device, shareID="s2"))
+
+
+@pytest.mark.parametrize(
+    "claims", [pytest.param((UsedClaim("mine"),), id="all"), pytest.param(BOTH, id="each named")]
+)
+def test_two_parts_of_one_gpu_in_a_container_are_refused(
+    folder: Path, claims: tuple[UsedClaim, ...]
+) -> None:
+    error = answer(folder, of_pair("gpu-0"), pod((), claims))
+    assert "container c1 of pod default/train would have no CUDA" in error
+    both = "request a of default/mine and request b/first of default/mine"
+    assert f"{both} have parts of one GPU ({DEVICE.uuid})" in error
+    assert f"distinctAttribute: {DRIVER}/uuid" in error
+
+
+def test_parts_of_two_gpus_and_containers_with_a_part_each_are_served(folder: Path) -> None:
+    assert answer(folder, of_pair("gpu-1"), pod(BOTH)) == ""
+    assert answer(folder, of_pair("gpu-0"), pod(BOTH[:1], BOTH[1:])) == ""
+    # One request is one share, of all that it has of a GPU.
+    assert answer(folder, claim(result("a"), result("a", shareID="s2")), pod(BOTH[:1])) == ""
+
+
+def test_a_pod_that_ends_keeps_no_claim_from_another_pod(folder: Path) -> None:
+    assert answer(folder, of_pair("gpu-0"), replace(pod(BOTH), is_ending=True)) == ""
+    assert answer(folder, of_pair("gpu-0"), replace(pod(BOTH), has_ended=True)) == ""
+
+
+def test_two_claims_in_a_container_are_one_as_the_other(folder: Path) -> None:
+    uses = (UsedClaim("mine"), UsedClaim("second", "gpu"))
+    second = claim(result(shareID="s2"), result("more", "gpu-1"), uid="u2")
+    second["metadata"]["name"] = "second"
+    error = answer(folder, claim(result()), pod(uses), second=second)
+    assert "request gpu of default/mine and request gpu of default/second have parts" in error
+    apart = (UsedClaim("mine"), UsedClaim("second", "more"))
+    assert answer(folder, claim(result()), pod(apart), second=second) == ""
+    assert answer(folder, claim(result()), pod(uses[:1], uses[1:]), second=second) == ""
+    # What is wrong with the other is told for the other.
+    waits = {**second, "status": {}}
+    assert answer(folder, claim(result()), pod(uses), second=waits) == ""
+
+
+def test_modes_that_go_with_no_other_are_refused(folder: Path) -> None:
+    whole = answer(folder, of_pair("gpu-1-whole"), pod(BOTH))
+    assert "request b/first of default/mine has whole GPUs, and the others have parts" in whole
+    mps = of_pair("gpu-1")
+    mps["status"]["allocation"]["devices"]["config"] = [as_mps("b")]
+    assert "one of them has mode mps" in answer(folder, mps, pod(BOTH))
+
+
+def test_a_claim_that_is_in_use_is_prepared_again(folder: Path) -> None:
+    """After a restart of the kubelet, while another pod has come to it."""
+
+    async def story() -> None:
+        async with serving(folder, used(of_pair("gpu-0"))) as scene:
+            scene.pods.hear(POD, pod(BOTH[:1]))
+            assert (await scene.prepare()).error == ""
+            scene.pods.hear(POD, pod(BOTH))
+            assert (await scene.prepare()).error == ""
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_is_not_reported_refuses_no_claim(folder: Path) -> None:
+    """Then the program itself says why it has no CUDA (native/shim)."""
+
+    async def story() -> None:
+        async with serving(folder, used(of_pair("gpu-0"))) as scene:
+            assert (await scene.prepare()).error == ""
+
+    asyncio.run(story())
