@@ -171,13 +171,18 @@ def _row(device: ClaimedDevice) -> tuple[str, ...]:
         device.device,
         device.node,
         short_uuid(device.uuid) if device.uuid else "-",
-        "sees it" if device.is_admin else ", ".join(device.consumed.values()) or "all of it",
+        "sees it" if device.is_admin else _consumed(device) or "all of it",
         str(data.get("share") or "-"),
         str(data.get("mode") or "-"),
         "-" if limit is None else format_bytes(int(limit)),
         f"{compute['guarantee_percent']:g}:{compute['ceiling_percent']:g} %" if compute else "-",
         enforced,
     )
+
+
+def _consumed(device: ClaimedDevice) -> str:
+    amounts = (device.consumed.get(name) for name in ("memory", "compute"))
+    return ", ".join(each for each in amounts if each)
 
 
 def _room(explanation: ClaimExplanation) -> Iterator[str]:
