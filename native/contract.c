@@ -175,20 +175,36 @@ static void close_contract(allot_contract *contract) {
   munmap(contract, sizeof *contract);
 }
 
-// A share's programs can cut its file short: the kernel meets that with an error where it raises
-// the word for us, and no load or store of ours touches it.
+// The places that processes have: most seats have few, and many have none. Who takes a place later
+// looks at the terms after that.
+static unsigned taken_places(int descriptor, unsigned taken[ALLOT_OWN_PLACES]) {
+  allot_place_head heads[ALLOT_OWN_PLACES];
+  unsigned count = 0;
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);  // the terms are written before this look
+  ssize_t size = pread(descriptor, heads, sizeof heads, offsetof(allot_leases_file, heads));
+  if (size != (ssize_t)sizeof heads) return 0;
+  for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
+    if (heads[place].pid != 0) taken[count++] = place;
+  }
+  return count;
+}
+
+// A share's programs can cut its file short: the kernel meets that with an error where it reads or
+// raises a word for us, and no load or store of ours touches it.
 static void wake_places(const char *seats, uint64_t serial) {
   char path[4096];
   void *mapped = NULL;
+  unsigned taken[ALLOT_OWN_PLACES];
   const size_t size = offsetof(allot_leases_file, buffers);
   if (allot_seat_path(seats, serial, path, sizeof path) != 0) return;
   int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (descriptor < 0) return;
-  if (allot_map(descriptor, size, size, PROT_READ | PROT_WRITE, &mapped) == 0) {
+  const unsigned count = taken_places(descriptor, taken);
+  if (count > 0 && allot_map(descriptor, size, size, PROT_READ | PROT_WRITE, &mapped) == 0) {
     allot_leases_file *file = mapped;
     const int raise = FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0);
-    for (unsigned place = 0; place < ALLOT_OWN_PLACES; place++) {
-      uint32_t *word = &file->heads[place].wake;
+    for (unsigned i = 0; i < count; i++) {
+      uint32_t *word = &file->heads[taken[i]].wake;
       syscall(SYS_futex, word, FUTEX_WAKE_OP, INT_MAX, NULL, word, raise);
     }
     munmap(mapped, size);

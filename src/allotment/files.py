@@ -104,17 +104,20 @@ class KeptFiles:
                 os.close(self._descriptors.popitem()[1])
 
     def keep(self, paths: Iterable[Path], flags: int = os.O_RDWR) -> None:
-        """Keep files open, and close those that were removed.
+        """Keep files open.
 
         Passes over a missing file and another user's: its next change reports that.
         """
+        for path in paths:
+            with suppress(OSError):
+                self._keep(path, flags)
+
+    def close_removed(self) -> None:
+        """Close the files that were removed. This asks about every one."""
         with self._lock:
             for inode, descriptor in tuple(self._descriptors.items()):
                 if os.fstat(descriptor).st_nlink == 0:
                     os.close(self._descriptors.pop(inode))
-        for path in paths:
-            with suppress(OSError):
-                self._keep(path, flags)
 
     def _keep(self, path: Path, flags: int) -> None:
         status = path.stat(follow_symlinks=False)

@@ -46,5 +46,5 @@ def test_a_file_is_kept_until_it_is_removed(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         path.unlink()
-        kept.keep([])
+        kept.close_removed()
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)

@@ -233,6 +233,23 @@ static void places_run_out_and_come_back(void) {
   remove_device();
 }
 
+static void new_terms_wake_the_places_that_processes_have(void) {
+  make_device();
+  allot_leases own;
+  int seat = take_seat(ANYTHING_GOES);
+  join_seat(&own, seat);
+  const uint32_t before = own.file->heads[own.place].wake;
+  take_seat(ANYTHING_GOES);
+  CHECK(own.file->heads[own.place].wake == before + 1);
+  CHECK(allot_contract_change(device, seat, serials[seat], ANYTHING_GOES | 100) == 0);
+  CHECK(own.file->heads[own.place].wake == before + 2);
+  for (int place = 0; place < (int)ALLOT_OWN_PLACES; place++) {
+    if (place != own.place) CHECK(own.file->heads[place].wake == 0, "%d", place);
+  }
+  allot_leases_close(&own);
+  remove_device();
+}
+
 // Both are bytes of one file. A place must not make the slot of a process that ended look alive:
 // its memory would stay charged.
 static void places_are_no_slots(void) {
@@ -526,6 +543,7 @@ int main(void) {
   a_prolonged_lease_lasts();
   ceilings_are_told();
   places_run_out_and_come_back();
+  new_terms_wake_the_places_that_processes_have();
   places_are_no_slots();
   suspended_shares_get_no_lease();
   slow_ns = 0;

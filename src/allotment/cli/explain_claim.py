@@ -175,13 +175,17 @@ def _row(device: ClaimedDevice) -> tuple[str, ...]:
         device.device,
         device.node,
         short_uuid(device.uuid) if device.uuid else "-",
-        "sees it" if device.is_admin else _named(device.consumed) or "all of it",
+        "sees it" if device.is_admin else _named(_shown(device.consumed)) or "all of it",
         str(data.get("share") or "-"),
         str(data.get("mode") or "-"),
         "-" if limit is None else format_bytes(int(limit)),
         f"{compute['guarantee_percent']:g}:{compute['ceiling_percent']:g} %" if compute else "-",
         enforced,
     )
+
+
+def _shown(consumed: Mapping[str, str]) -> dict[str, str]:
+    return {name: consumed[name] for name in ("memory", "compute") if name in consumed}
 
 
 def _room(explanation: ClaimExplanation) -> Iterator[str]:

@@ -131,9 +131,12 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             _remove_old_seats(path, contract)
 
 
-def files_of_turns(devices: Path) -> Iterator[Path]:
-    """Yield the contracts and the seats' files, which programs of several shares can open."""
-    for path in _folders(devices):
+def files_of_turns(devices: Path, *, among: Collection[str] | None = None) -> Iterator[Path]:
+    """Yield the contracts and the seats' files, which programs of several shares can open.
+
+    `among` are the UUIDs of devices; None: all.
+    """
+    for path in _folders(devices) if among is None else map(devices.joinpath, among):
         yield path / CONTRACT
         with suppress(OSError):  # a folder of an older version
             yield from (path / SEATS).iterdir()

@@ -13,7 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from allotment.dialects.own.resource_claims import COMPUTE_CAPACITY, MEMORY_CAPACITY
+from allotment.dialects.own.resource_claims import (
+    COMPUTE_CAPACITY,
+    MEMORY_CAPACITY,
+    SEATS_CAPACITY,
+)
 from allotment.kube.clients import Api, find
 from allotment.kube.errors import ObjectMissingError
 from allotment.kube.live import listed
@@ -493,6 +497,8 @@ def _of_capacity(
             f"need {format_percent(needed * 100)} % of compute on a device, have at most {{have}}"
         )
         return refuse(Reason.GPU_COMPUTE, stem, max(0, left) * 100)
+    if name == SEATS_CAPACITY:
+        return refuse(Reason.COMPANY, "devices that serve no more shares at a time")
     return refuse(Reason.COMPANY, f"devices with less than {text} {name}")
 
 

@@ -214,6 +214,7 @@ class PodShares:
                 cdi.remove_spec(self._spec_path(share))
             lifecycle.remove(self._folder, found)
             self._bookings.get(share)
+        self._kept.close_removed()
 
     def resize(self, share: ShareId, request: Request, policy: NodePolicy) -> Share:
         """Give a live share the amounts of a request; return it.
@@ -259,6 +260,7 @@ class PodShares:
 
         Raises `StateError`.
         """
+        self._kept.close_removed()
         self._keep_files()  # first: it may wait, no start has to
         with self._one_at_a_time:
             self._folder.prepare(mode=_PRIVATE)
@@ -329,14 +331,15 @@ class PodShares:
             publish=self._publish,
         )
         share, _ = lifecycle.create(self._folder, order, devices, door=door)
-        self._keep_files(share.id)  # before its container starts
+        self._keep_files(share)  # before its container starts
         return share
 
-    def _keep_files(self, share: ShareId | None = None) -> None:
+    def _keep_files(self, share: Share | None = None) -> None:
         """Keep what containers can open, of one share or of all: no lease stops its change."""
-        self._kept.keep(files_of_turns(self._folder.devices))
+        among = None if share is None else {device.uuid for device in share.devices}
+        self._kept.keep(files_of_turns(self._folder.devices, among=among))
         for name in LEDGER_FILES:
-            self._kept.keep(self._folder.shares.glob(f"{share or '*'}/{name}"))
+            self._kept.keep(self._folder.shares.glob(f"{share.id if share else '*'}/{name}"))
         # Only read by others; a file that is open for writing could not be run.
         self._kept.keep(self._folder.shims.glob("*/*"), os.O_RDONLY)
 

@@ -308,8 +308,11 @@ def _policy(capacity: Mapping[str, Any]) -> Mapping[str, Any]:
     policy = capacity.get("requestPolicy")
     if policy is None:
         return capacity
+    default = parse_whole(policy["default"])
+    if "validValues" in policy:  # one: all claims consume the same
+        return {"requestPolicy": {"default": default, "min": default, "max": default, "step": 1}}
     between = {name: parse_whole(text) for name, text in policy["validRange"].items()}
-    return {"requestPolicy": {"default": parse_whole(policy["default"]), **between}}
+    return {"requestPolicy": {"default": default, **between}}
 
 
 def _rounded(asked: int | None, policy: Mapping[str, int]) -> int | None:

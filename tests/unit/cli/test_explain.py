@@ -359,7 +359,7 @@ def test_a_claim_names_what_it_consumes(config: Path) -> None:
         f"{api}/resourceclaims": {"metadata": {}, "items": [claim]},
         f"{api}/resourceslices": {"metadata": {}, "items": []},
     }
-    assert "  compute 25, memory 10Gi  " in CliRunner().invoke(main, words).stdout
+    assert "  memory 10Gi, compute 25  " in CliRunner().invoke(main, words).stdout
 
 
 @pytest.mark.parametrize("name", ["placed", "large", "small", "broken", "plain"])
@@ -542,7 +542,8 @@ def test_a_claim_that_is_prepared(config: Path) -> None:
     key = {"driver": DRIVER, "pool": "a", "device": "gpu-4a0ae330", "shareID": "x"}
     compute = {"guarantee_percent": 30, "ceiling_percent": 80}
     data = {"share": "0123456789ab", "mode": "soft", "enforced": True, "compute": compute}
-    result = {**key, "request": "gpu", "consumedCapacity": {"memory": "20Gi"}}
+    consumed = {"memory": "20Gi", "compute": "30", "seats": "1"}
+    result = {**key, "request": "gpu", "consumedCapacity": consumed}
     claim = claimed(
         allocation={"devices": {"results": [result]}},
         devices=[{**key, "data": {**data, "memory_limit_bytes": 20 * GI}}],
@@ -554,6 +555,7 @@ def test_a_claim_that_is_prepared(config: Path) -> None:
     assert first == "Claim ml/quarter is prepared on node a"
     assert "  reserved for train\n" in shown.stdout
     assert heading.split()[-4:] == ["MODE", "LIMIT", "COMPUTE", "ENFORCED"]
+    assert "  memory 20Gi, compute 30  " in row, "a seat says nothing"
     assert row.split()[-5:] == ["soft", "20Gi", "30:80", "%", "yes"]
     found = json.loads(explain_claim(config, claim, "-o", "json").stdout)
     assert found["devices"][0]["share"] == "0123456789ab"

@@ -113,6 +113,15 @@ def test_of_nodes_without_room_the_most_is_named() -> None:
     assert refusals(found) == {text: ("a",)}
 
 
+def test_each_claim_takes_a_seat_of_its_gpu() -> None:
+    taken = TakenPart(GIB, 0, 61, "soft")
+    others = [held("a", memory="1Mi", compute="0", seats="1")] * 2
+    nodes = slices("a", taken=taken, mode="soft")
+    assert explained(claim(share(memory="1Mi")), others[0], nodes=nodes).fitting == ("a",)
+    found = explained(claim(share(memory="1Mi")), *others, nodes=nodes)
+    assert refusals(found) == {"devices that serve no more shares at a time": ("a",)}
+
+
 @pytest.mark.parametrize(
     ("kind", "device"),
     [

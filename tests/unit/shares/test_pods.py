@@ -15,7 +15,7 @@ from pod_node import Node, order, owner
 from allotment.model.errors import BusyError, DoesNotFitError, StateError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, replicas_of
-from allotment.model.shares import Injection, Runner
+from allotment.model.shares import Injection, Runner, ShareId
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.placing import ShareOrder
@@ -184,6 +184,39 @@ def test_devices_that_were_chosen_are_followed(node: Node) -> None:
     with pytest.raises(DoesNotFitError, match=f"need GPU GPU-gone.*have {min(first, second)}"):
         node.prepare(order(3, devices=("GPU-gone",)))
     node.check()
+
+
+def test_a_start_opens_and_asks_about_no_file_of_another_gpus_shares(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (device.uuid for device in node.devices)
+    asked: list[int] = []
+
+    def asks(descriptor: int, fstat: Callable[[int], os.stat_result] = os.fstat) -> os.stat_result:
+        asked.append(descriptor)
+        return fstat(descriptor)
+
+    def asked_for(number: int) -> int:
+        asked.clear()
+        node.prepare(order(number, "1Gi", devices=(first,)))
+        count = len(asked)
+        node.shares.end(ShareId(f"{number:012x}"))
+        return count
+
+    node.prepare(order(1, "1Gi", devices=(first,)))
+    monkeypatch.setattr("allotment.files.os.fstat", asks)
+    alone = asked_for(2)
+    for number in range(3, 9):
+        node.prepare(order(number, "1Gi", devices=(second,)))
+    assert asked_for(9) == alone
+
+
+def test_no_file_of_an_ended_share_stays_open(node: Node) -> None:
+    share = node.prepare(order())
+    node.shares.end(share.id)
+    links = (str(each.resolve()) for each in Path("/proc/self/fd").iterdir())
+    gone = [each for each in links if each.startswith(str(node.folder.root)) and "(del" in each]
+    assert gone == []
 
 
 def test_parts_of_one_device_add_up(node: Node) -> None:

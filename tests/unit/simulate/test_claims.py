@@ -97,8 +97,14 @@ def test_amounts_are_rounded_up_by_the_devices_request_policy() -> None:
     node = node_of(*gpus(1))
     assert [taken(node, eighth) is not None for _ in range(8)] == [True] * 7 + [False]
     (odd,) = taken(node_of(*gpus(1)), share("1500Ki")) or ()
-    assert odd.consumed == {"memory": 2 << 20, "compute": 5}
+    assert odd.consumed == {"memory": 2 << 20, "compute": 5, "seats": 1}
     assert taken(node_of(*gpus(1)), share("11Gi")) is None
+
+
+def test_a_gpu_serves_no_more_claims_than_it_has_seats() -> None:
+    node = node_of(*gpus(1))
+    tiny = replace(share("1Mi"), compute=0)
+    assert [taken(node, tiny) is not None for _ in range(64)] == [True] * 63 + [False]
 
 
 def test_several_devices_of_a_claim_are_distinct_gpus() -> None:

@@ -25,6 +25,7 @@ from allotment.dialects.foreign.claim_bookings import request_of
 from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
+    SEATS_CAPACITY,
     SHARED_MODES,
     AllocatedDevice,
     DevicePart,
@@ -40,7 +41,8 @@ from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.errors import NotFoundError
 from allotment.model.mig import MigHold, MigPlace, MigProfile, MigSlice
-from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
+from allotment.model.modes import EXCLUSIVE, MIG, SOFT, TIMESLICE
+from allotment.model.placements import MAX_SHARES
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
@@ -61,6 +63,8 @@ DEFAULT_COMPUTE: Final = 5
 """Percent of a GPU's time that a claim consumes if it names no amount."""
 
 _MIB: Final = 1 << 20
+_LEAST_LEFT: Final = 2 * _MIB
+"""The API refuses a capacity that is less than its policy's least amount and one step."""
 _ALL: Final = 100
 """Percent."""
 _MOST_DEVICES: Final = 64
@@ -112,6 +116,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """None: it has no MIG, or is not offered in mode mig."""
     taken: TakenPart = msgspec.field(default=TakenPart())
     """By shares that are no claims', without slices."""
+    mode: str = ""
+    """Of its shares, claims' too, without slices."""
     slices: tuple[MigSlice, ...] = ()
     """Slices that no claim has: of pods, of `allot run`, of other tools."""
     allowed: ModePolicy | None = None
@@ -208,6 +214,7 @@ def gpus_of(
             taken=TakenPart(booking.memory, booking.guaranteed, booking.shares, booking.mode)
             if (booking := others.get(gpu.uuid))
             else TakenPart(),
+            mode=everything[gpu.uuid].mode if gpu.uuid in everything else "",
             slices=slices(gpu.uuid),
             allowed=state.mode_policies.get(gpu.uuid),
             problem=state.unusable.get(gpu.uuid, "")
@@ -289,6 +296,11 @@ def _size(device: Device) -> int:
     return (device.memory_bytes - device.reserved_bytes) // _MIB * _MIB
 
 
+def _most_shares(gpu: GpuState) -> int:
+    """Return how many shares of the mode of its present ones a GPU serves at a time."""
+    return gpu.device.mps_clients if traits_of(gpu.mode or SOFT).needs_daemon else MAX_SHARES
+
+
 def _kept(gpu: GpuState, *modes: str) -> Sequence[Mapping[str, str]]:
     """Return the taint of devices of which an administrator allows none of the modes."""
     reasons = [refusal(gpu.allowed, mode) for mode in modes]
@@ -336,8 +348,9 @@ def _gpu(
                 # For selectors: a claim consumes none, or the first would take them all.
                 "multiprocessors": {
                     "value": str(device.sm_count),
-                    "requestPolicy": {"default": "0", "validValues": ["0"]},
+                    "requestPolicy": _always("0"),
                 },
+                SEATS_CAPACITY: _seats(_most_shares(gpu)),
             },
             [{"counterSet": name, "counters": _values(counters)}],
             _kept(gpu, *_UNDIVIDED, *SHARED_MODES) or _closed(gpu),
@@ -354,14 +367,15 @@ def _ways(
     everything = [{"counterSet": name, "counters": _values(counters)}]
     memory = max(0, _size(device) - gpu.taken.memory) // _MIB * _MIB
     compute = max(0, WHOLE - gpu.taken.guarantee) // (WHOLE // _ALL)
+    seats = _most_shares(gpu) - gpu.taken.shares
     closed = _closed(gpu)
     # A claim that names no mode is a share of mode soft, which takes turns with like ones alone.
     is_divided = not _is_cut(gpu) and (
         not gpu.taken.shares or traits_of(gpu.taken.mode).takes_turns
     )
-    if not (memory and compute):
+    if memory < _LEAST_LEFT or not compute or seats < 1:
         # The API has no capacity of nothing. It stays, closed: claims may have parts of it.
-        memory, compute, is_divided = _size(device), _ALL, False
+        memory, compute, seats, is_divided = _size(device), _ALL, MAX_SHARES, False
     yield PoolDevice(
         name=name,
         part=DevicePart(uuid=device.uuid),
@@ -373,6 +387,7 @@ def _ways(
                 COMPUTE_CAPACITY: _capacity(
                     compute, default=min(compute, DEFAULT_COMPUTE), step=1, least=0
                 ),
+                SEATS_CAPACITY: _seats(seats),
             },
             everything,
             _kept(gpu, *SHARED_MODES) or (_unusable(gpu) if is_divided else closed),
@@ -540,6 +555,15 @@ def _capacity(
             },
         },
     }
+
+
+def _always(amount: str) -> Mapping[str, Any]:
+    """Return the policy of a capacity of which each claim consumes the same, unasked."""
+    return {"default": amount, "validValues": [amount]}
+
+
+def _seats(count: int) -> Mapping[str, Any]:
+    return {"value": str(count), "requestPolicy": _always("1")}
 
 
 def _taints(key: str, why: str, effect: str = "NoSchedule") -> Sequence[Mapping[str, str]]:

@@ -54,6 +54,8 @@ KIND: Final = "ShareConfig"
 MEMORY_CAPACITY: Final = "memory"
 COMPUTE_CAPACITY: Final = "compute"
 """Percent of a GPU's time."""
+SEATS_CAPACITY: Final = "seats"
+"""Claims that a GPU still takes: each consumes one. NVIDIA's `shares` are parts of a GPU."""
 
 SHARED_MODES: Final = (SOFT, MPS)
 _KEYS: Final = {

@@ -147,6 +147,41 @@ def test_a_gpu_whose_time_is_guaranteed_to_others_keeps_its_devices() -> None:
     assert taints(pool, named(device.uuid)) == [TAKEN]
 
 
+@pytest.mark.parametrize(
+    ("taken", "mode", "left"),
+    [
+        (TakenPart(), "", 63),
+        (TakenPart(), "soft", 63),
+        (TakenPart(GI, 0, 3, "soft"), "soft", 60),
+        (TakenPart(), "mps", 48),
+        (TakenPart(GI, 0, 3, "mps"), "mps", 45),
+    ],
+)
+def test_each_claim_takes_one_of_the_seats_that_are_left(
+    taken: TakenPart, mode: str, left: int
+) -> None:
+    device = gpu(0)
+    pool = pool_of([GpuState(device=device, taken=taken, mode=mode)], None)
+    seats = pool.devices[named(device.uuid)].document["capacity"]["seats"]
+    assert seats["value"] == str(left)
+    assert seats["requestPolicy"] == {"default": "1", "validValues": ["1"]}
+
+
+def test_a_gpu_whose_seats_others_have_takes_no_claim() -> None:
+    device = gpu(0)
+    taken = TakenPart(63 << 20, 0, 63, "soft")
+    pool = pool_of([GpuState(device=device, taken=taken, mode="soft")], None)
+    assert taints(pool, named(device.uuid)) == [TAKEN]
+
+
+def test_a_gpu_with_one_step_of_memory_left_takes_no_claim() -> None:
+    """The API refuses the slice: `one step is larger than capacity value` (validation.go)."""
+    device = gpu(0)
+    taken = TakenPart(device.allottable_bytes - (1 << 20), 0, 1, "soft")
+    pool = pool_of([GpuState(device=device, taken=taken)], None)
+    assert taints(pool, named(device.uuid)) == [TAKEN]
+
+
 @pytest.mark.parametrize("is_nvidias", [False, True])
 def test_a_gpu_in_mig_mode_keeps_its_size(*, is_nvidias: bool) -> None:
     """The API server refuses all devices of a slice if one has a capacity of nothing."""

@@ -86,7 +86,7 @@ def test_capacities_are_those_that_are_published(page: str, published: list[Docu
         for name, value in each.get("capacity", {}).items()
         if "requestPolicy" in value
     }
-    assert ruled == {("share", "memory"), ("share", "compute")}
+    assert ruled == {("share", "memory"), ("share", "compute"), ("share", "seats")}
 
 
 def test_taints_are_those_that_are_published(page: str, published: list[Document]) -> None:
