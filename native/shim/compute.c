@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "reason.h"
@@ -51,6 +52,8 @@ static compute_state *make_state(process *own) {
   compute_state *all = made;
   all->own = own;
   all->device_count = (int)own->device_count;
+  const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+  all->marks.launches_block = blocking != NULL && atoi(blocking) != 0;
   for (int device = 0; device < all->device_count; device++) {
     if (open_device(all, device)) all->has_turns = 1;
   }

@@ -55,7 +55,12 @@ static uint64_t type_bytes(const char *word, size_t length) {
 
 static uint64_t initial_values(const char *at) {
   uint64_t values = 1;
-  for (; *at != '\0' && *at != ';'; at++) values += *at == ',';
+  for (int depth = 0; *at != '\0' && *at != ';'; at++) {
+    depth += *at == '{';
+    depth -= *at == '}';
+    if (*at == ',' && depth <= 0) break;  // a further name follows
+    values += *at == ',';
+  }
   return values;
 }
 

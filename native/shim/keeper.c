@@ -110,14 +110,10 @@ static void give_way(compute_device *at, uint64_t now) {
 static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   bool is_open = load(at->gate) == GATE_OPEN, is_contended = load(at->is_contended) != 0;
   bool is_due = now - at->charged_at_ns >= (is_contended ? CHARGE_NS : CHARGE_ALONE_NS);
-  // Held back with an empty queue: by a budget that may be spent without our having told.
-  bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
   bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST) &&
                  !allot_lease_is_called(&at->leases);
-  // What it used decides for how long the device is kept for it.
-  bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
-  if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
+  if (is_due || is_over || (is_open && !is_told)) charge(at, now);
   if (at->is_held == 0 || at->is_moving != 0) return;
   if (queued != 0) {
     if (load(at->is_stalled) != 0 && load(at->is_contended) != 0) release(at, now);
@@ -169,8 +165,12 @@ static uint64_t step(compute_device *at, uint64_t now) {
   } else if (load(at->idle_since_ns) == 0) {
     store(at->idle_since_ns, now);
   }
+  bool has_ended = queued == 0 && load(at->uncharged_ns) != 0;
+  bool shows_life = at->is_held != 0 || queued != 0 || has_ended;
+  // Before it says that nothing runs: should the process die after that, nobody charges it.
+  if (has_ended) charge(at, now);
   if (queued != 0) allot_lease_tell_running(&at->leases, running_since(at, true));
-  if (at->is_held != 0 || queued != 0) allot_lease_beat(&at->leases, queued != 0, now);
+  if (shows_life) allot_lease_beat(&at->leases, queued != 0, now);
   if (at->is_held != 0) {
     keep_lease(at, now, queued);
   } else if (load(at->uncharged_ns) != 0) {

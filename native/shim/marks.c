@@ -216,8 +216,10 @@ static void abandon_batch(stream_state *of) {
   pthread_mutex_unlock(&store->lock);
 }
 
-// Marks that other threads cannot set, or that would hold up other streams, are set at once.
+// Marks that other threads cannot set, that would hold up other streams, or that would come long
+// after the work are set at once.
 static bool must_mark_at_once(const stream_state *of) {
+  if (of->at->all->marks.launches_block) return true;
   if ((uintptr_t)of->stream == 2) return true;
   return (uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->streams, __ATOMIC_RELAXED) > 1;
 }
@@ -268,7 +270,7 @@ void batch_after(stream_state *of, const batch_launch *launch, bool launched) {
     __atomic_store_n(&of->is_settled, 0, __ATOMIC_RELAXED);
   }
   add_launch(open, launch, of->at);
-  if (open->launches == 1 && open->began_idle) {
+  if (open->launches == 1 && open->began_idle && !of->at->all->marks.launches_block) {
     uint64_t took_ns = clock_ns() - before_ns;
     if (took_ns > SUBMIT_NS) open->submit_ns = took_ns;
   }
@@ -488,7 +490,7 @@ static void note_running(compute_device *at, bool is_running, bool is_stalled, u
 // waits inside the driver holds the stream's lock.
 static bool may_run_unmarked(stream_state *of, bool is_inside) {
   if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
-  if (!is_inside) return true;
+  if (!is_inside || of->at->all->marks.launches_block) return true;
   if (!process_trylock(&of->lock)) return false;
   process_unlock(&of->lock);
   return true;

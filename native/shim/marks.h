@@ -124,6 +124,7 @@ typedef struct mark_store {
   mark_context *contexts, *unused_contexts;
   char *chunk;
   size_t chunk_left;
+  bool launches_block;  // they return when their work has ended
 } mark_store;
 
 // ---- streams.c's companions (stream_table.c) ----

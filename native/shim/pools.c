@@ -273,9 +273,11 @@ static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
   if (gone != NULL && gone->device == POOL_UNCHARGED) {
     __atomic_store_n(&gone->taken, 0, __ATOMIC_RELEASE);
   } else if (gone != NULL) {
-    process_lock(&own->devices[gone->device].pool_lock);
-    pool_bury(own, gone);
-    process_unlock(&own->devices[gone->device].pool_lock);
+    pthread_mutex_t *lock = &own->devices[gone->device].pool_lock;
+    process_lock(lock);
+    // Its place may have been freed meanwhile, and taken by another pool.
+    if (is_taken(gone) && gone->handle == handle) pool_bury(own, gone);
+    process_unlock(lock);
   }
   pool_state *added = add_pool(own, handle, device);
   if (added != NULL) return added;

@@ -375,7 +375,7 @@ def test_a_ceiling_holds_over_short_processes(
         command = [str(shim_hosts.program("host_brief")), how, str(100 * MS)]
         assert shim_hosts.run(command, shim_hosts.environment(share)).returncode == 0
     # The last one's debt is not waited for. Of one that ends by _exit only what its keeper saw is
-    # charged, and on a busy machine that may be less.
+    # charged, so that one waits for that.
     assert 5 * 0.1 / (time.monotonic() - begun) < 0.24
 
 
@@ -399,6 +399,16 @@ def test_a_wait_for_the_host_is_not_charged_to_the_share_of_a_killed_process(
     begun = time.monotonic()
     assert shim_hosts.run([brief, "exit", str(MS)], environment).returncode == 0
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.measured
+def test_a_ceiling_holds_for_launches_that_block(turns: Turns, shim_hosts: ShimHosts) -> None:
+    """Each returns when its kernel has ended: that is no time of the driver's."""
+    environment = shim_hosts.environment(turns.share("one", "10")[0])
+    command = [str(shim_hosts.program("host_brief")), "gaps", "4", str(5 * MS), "0"]
+    done = shim_hosts.run(command, environment | {"CUDA_LAUNCH_BLOCKING": "1"})
+    had, took = map(int, done.stdout.split())
+    assert 0.02 < had / took < 0.13
 
 
 @pytest.mark.measured

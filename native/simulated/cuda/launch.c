@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launching kernels.
+#include <stdlib.h>
 #include <string.h>
 
 #include "simulated/cuda/driver.h"
@@ -53,6 +54,14 @@ CUresult launch_check(const context *owner, const CUlaunchConfig *config) {
   return CUDA_SUCCESS;
 }
 
+// A launch returns when its kernel has ended.
+static bool blocks;
+
+__attribute__((constructor)) static void read_environment(void) {
+  const char *value = getenv("CUDA_LAUNCH_BLOCKING");
+  blocks = value != NULL && atoi(value) != 0;
+}
+
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **parameters,
                        void **extra, bool cooperative) {
   stream *target;
@@ -77,7 +86,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
   submit(target, &(submission){.kind = ALLOT_WORK_KERNEL,
                                .sms = launch_sms(target->owner, config),
                                .duration_ns = launch_ns(target->owner, config, duration_ns)});
-  return CUDA_SUCCESS;
+  return blocks ? stream_synchronize(target) : CUDA_SUCCESS;
 }
 
 CUresult cuLaunchKernel(CUfunction f, unsigned int grid_dim_x, unsigned int grid_dim_y,

@@ -70,6 +70,7 @@ static void texts(void) {
   expect(HEAD ".global .b8 a[(3 > 2 && 1 != 2) + (~0 & 6) + (1 == 2 || 0) + (1 | 8 ^ 8) + !7];", 8,
          "a ");
   expect(HEAD ".global .b8 a[1<<30<<40];", UINT64_MAX, "a ");
+  expect(HEAD ".global .b8 a[] = {1, 2}, b[][2] = {{3, 4}, {5, 6}}, c;", 11, "a b c ");
   // What is not understood, the driver is asked for.
   expect(HEAD ".global .b8 a[1/0], b[09], c[0x], d[5 5], e[(((3], f[1<<-1], g[~0];", 7,
          "a b c d e f g ");
