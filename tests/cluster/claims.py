@@ -44,6 +44,16 @@ def published(cluster: Cluster, driver: str = DRIVER) -> list[Json]:
     return devices
 
 
+def wait_for_pool(cluster: Cluster, gpus: Sequence[str], driver: str = DRIVER) -> None:
+    """Waits until the pool has these GPUs: that of an agent before has others for a moment."""
+
+    def offered() -> set[str]:
+        attributes = [each["attributes"] for each in published(cluster, driver)]
+        return {each["uuid"]["string"] for each in attributes if "uuid" in each}
+
+    wait_until(lambda: offered() == set(gpus), "slices", explain=lambda: tail(cluster.log("agent")))
+
+
 def _whole(cluster: Cluster, driver: str) -> tuple[list[Json]] | None:
     """The devices, or None while the agent writes the slices of another generation."""
     slices = cluster.api.items(f"{API}/resourceslices", fieldSelector=f"spec.driver={driver}")

@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from claims import API, DRIVER, claim, claiming, install_classes, published, share, written
+from claims import (
+    API,
+    DRIVER,
+    claim,
+    claiming,
+    install_classes,
+    published,
+    share,
+    wait_for_pool,
+    written,
+)
 from installing import ROOT
 from scheduling import Scheduler, gpu_pod, placements, scheduler_config
 from stories import (
@@ -28,7 +38,7 @@ from stories import (
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import tail, wait_until
+from testbed.waiting import wait_until
 
 LOOK = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim"
 
@@ -38,7 +48,7 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
     """Two GPUs of 80 GiB, and the classes of devices."""
     install_classes(cluster)
     with node_agent(cluster, SOFT) as agent:
-        wait_until(lambda: published(cluster), "slices", explain=lambda: tail(cluster.log("agent")))
+        wait_for_pool(cluster, agent.gpus())
         yield agent
 
 

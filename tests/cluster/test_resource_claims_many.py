@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from claims import API, claim, claiming, install_classes, published, share
+from claims import API, claim, claiming, install_classes, share, wait_for_pool
 from stories import MIB, SOFT, NodeAgent, burn_and_stay, burnt, node_agent
 from testbed.cluster import Cluster
 from testbed.pods import Pods
-from testbed.waiting import tail, wait_until
+from testbed.waiting import wait_until
 
 AT_ONCE = 8
 
@@ -21,7 +21,7 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
     """Eight GPUs of 80 GiB."""
     install_classes(cluster)
     with node_agent(cluster, SOFT, simulated="a100-80gb:8") as agent:
-        wait_until(lambda: published(cluster), "slices", explain=lambda: tail(cluster.log("agent")))
+        wait_for_pool(cluster, agent.gpus())
         yield agent
 
 

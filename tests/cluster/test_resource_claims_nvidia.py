@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from claims import API, DRIVER, NVIDIAS, claim, claiming, install_classes, published
+from claims import API, DRIVER, NVIDIAS, claim, claiming, install_classes, published, wait_for_pool
 from stories import (
     GIB,
     NVIDIA,
@@ -130,11 +130,7 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
     """Two GPUs of 80 GiB, and NVIDIA's classes."""
     install_classes(cluster, NVIDIAS)
     with node_agent(cluster, IN_PLACE) as agent:
-        wait_until(
-            lambda: published(cluster, NVIDIAS),
-            "slices",
-            explain=lambda: tail(cluster.log("agent")),
-        )
+        wait_for_pool(cluster, agent.gpus(), NVIDIAS)
         yield agent
 
 
