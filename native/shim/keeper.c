@@ -167,7 +167,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   }
   bool has_ended = queued == 0 && load(at->uncharged_ns) != 0;
   bool shows_life = at->is_held != 0 || queued != 0 || has_ended;
-  // Before it says that nothing runs: should the process die after that, nobody charges it.
+  // Before it says that nothing runs: work is not charged any more if the process dies after that.
   if (has_ended) charge(at, now);
   if (queued != 0) allot_lease_tell_running(&at->leases, running_since(at, true));
   if (shows_life) allot_lease_beat(&at->leases, queued != 0, now);

@@ -371,7 +371,7 @@ static void measure(compute_device *at, stream_state *of, const batch *done) {
   // The launch may also have begun early in the driver's call.
   uint64_t most_ns = took > done->expected_ns ? took - done->expected_ns : 0;
   from += (int64_t)(done->submit_ns < most_ns ? done->submit_ns : most_ns);
-  // Had the work ended when its end was marked? Then nobody knows when.
+  // Had the work ended when its end was marked? Then the time of its end is unknown.
   bool is_exact = done->is_late == 0 || to - from <= (int64_t)done->expected_ns ||
                   to > (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND);
   if (!is_exact) to = from + (int64_t)done->expected_ns;

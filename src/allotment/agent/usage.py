@@ -360,23 +360,10 @@ def claim_users(pods: Collection[Pod]) -> list[ClaimUser]:
 
 
 def _owned(owner: Owner) -> ShareUse:
+    use = ShareUse(namespace=owner.namespace, share="", gpu="", device="")
     if owner.is_claim:
-        return ShareUse(
-            namespace=owner.namespace,
-            claim=owner.pod,
-            request=owner.container,
-            share="",
-            gpu="",
-            device="",
-        )
-    return ShareUse(
-        namespace=owner.namespace,
-        pod=owner.pod,
-        container=owner.container,
-        share="",
-        gpu="",
-        device="",
-    )
+        return replace(use, claim=owner.pod, request=owner.container)
+    return replace(use, pod=owner.pod, container=owner.container)
 
 
 def _on_device(device: DeviceView, record: ShareDevice | None) -> int:

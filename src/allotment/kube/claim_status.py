@@ -37,7 +37,7 @@ async def write_prepared(
     own = [_prepared(each, driver) for each in devices]
     try:
         await _report(api, claim, own, driver=driver)
-    except ConflictError:  # it has changed since it was read: somebody reserves it
+    except ConflictError:  # the claim has changed since it was read, as when a pod reserves it
         await read_and_write(lambda: _report_again(api, claim, own, driver=driver))
 
 

@@ -357,7 +357,7 @@ class OwnSlices(Followed[_Slice, _Stored]):
         backoff: Backoff | None = None,
         on_refused: Callable[[KubeError], None] = lambda _: None,
     ) -> None:
-        """`on_refused` is told what the server does not take."""
+        """`on_refused` gets the error when the server refuses a slice."""
         super().__init__(
             api,
             Subject(

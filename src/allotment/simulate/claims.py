@@ -29,6 +29,7 @@ from allotment.model.requests import Constraints, Request
 from allotment.model.structs import replace
 from allotment.placement.booking import Load, base_load
 from allotment.placement.constraints import unsuited
+from allotment.placement.views import described_device
 
 PERCENT: Final = WHOLE // 100
 """Basis points."""
@@ -348,18 +349,7 @@ def gpu_state(device: NodeDevice, load: Load | None = None) -> GpuState:
     undivided = load.shares - sum(load.slices.values())
     memory = load.fixed + load.oversubscribed
     return GpuState(
-        device=Device(
-            uuid=device.uuid,
-            name=device.model,
-            index=device.index,
-            memory_bytes=device.memory_bytes,
-            sm_count=0,
-            compute_capability=(0, 0),
-            numa_node=device.numa_node,
-            pci_bus_id="",
-            simulated=True,
-            mig=False,
-        ),
+        device=replace(described_device(device), numa_node=device.numa_node),
         cut=CutGpu(profiles=mig.profiles, is_enabled=mig.is_enabled, slices=_slices(mig, load))
         if mig
         else None,

@@ -88,7 +88,7 @@ def test_a_wish_is_changed_where_it_was_read() -> None:
 
 
 def test_a_wish_is_for_the_pod_as_it_is_at_last() -> None:
-    """The kubelet writes its status at any time: nobody has to try again by hand."""
+    """The kubelet may write the status at any time: the user does not have to try again."""
     server = Server()
     for version in ("7", "8"):
         server.lists.append(answered(pod(version=version, spec={"nodeName": "n1"})))

@@ -317,6 +317,16 @@ def is_taken(device: PoolDevice) -> bool:
     return any(each["key"] == TAKEN for each in device.document.get("taints", ()))
 
 
+def check_books(steps: list[tuple[str, int, object]]) -> None:
+    """Checks the books of a new node after each step."""
+    with TemporaryDirectory(prefix="books-") as root:
+        book = Book(Path(root))
+        for step in steps:
+            with suppress(AllotError):  # refused: nothing has changed
+                book.step(*step)
+            book.check()
+
+
 @pytest.mark.timeout(300)
 @settings(max_examples=6, deadline=None)
 @given(steps=STEPS)
@@ -324,12 +334,7 @@ def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
     native_dir: Path, steps: list[tuple[str, int, object]]
 ) -> None:
     assert native_dir.is_dir()
-    with TemporaryDirectory(prefix="books-") as root:
-        book = Book(Path(root))
-        for step in steps:
-            with suppress(AllotError):  # refused: nothing has changed
-                book.step(*step)
-            book.check()
+    check_books(steps)
 
 
 @pytest.mark.timeout(300)
@@ -340,9 +345,4 @@ def test_what_is_allocated_from_the_latest_pool_is_made(
 ) -> None:
     """And what is allocated from an old one, as by a second scheduler, is made or refused."""
     assert native_dir.is_dir()
-    with TemporaryDirectory(prefix="books-") as root:
-        book = Book(Path(root))
-        for step in steps:
-            with suppress(AllotError):  # refused: nothing has changed
-                book.step(*step)
-            book.check()
+    check_books(steps)

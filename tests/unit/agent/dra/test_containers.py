@@ -53,7 +53,7 @@ def as_mps(request: str) -> dict[str, Any]:
 
 
 def answer(folder: Path, found: dict[str, Any], user: Pod, **others: dict[str, Any]) -> str:
-    """What the kubelet is told, on a node with two GPUs."""
+    """The answers to the kubelet, on a node with two GPUs."""
 
     async def story() -> str:
         async with serving(folder, used(found)) as scene:
@@ -106,7 +106,7 @@ def test_two_claims_in_a_container_are_one_as_the_other(folder: Path) -> None:
     apart = (UsedClaim("mine"), UsedClaim("second", "more"))
     assert answer(folder, claim(result()), pod(apart), second=second) == ""
     assert answer(folder, claim(result()), pod(uses[:1], uses[1:]), second=second) == ""
-    # What is wrong with the other is told for the other.
+    # The other claim's faults are reported for the other claim.
     waits = {**second, "status": {}}
     assert answer(folder, claim(result()), pod(uses), second=waits) == ""
 

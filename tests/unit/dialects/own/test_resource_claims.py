@@ -169,7 +169,7 @@ def test_an_allocation_without_amounts_names_the_feature(consumed: dict[str, str
 
 @pytest.mark.parametrize("amounts", [("0", "30"), ("4Gi", "101"), ("4Gi", "1E")])
 def test_an_allocation_that_no_scheduler_makes_is_refused(amounts: tuple[str, str]) -> None:
-    """Whoever may write a claim's status can forge it."""
+    """Anyone with the right to write a claim's status can forge it."""
     memory, compute = amounts
     with pytest.raises(UsageError, match="consumedCapacity is impossible"):
         request_for([part(memory=memory, compute=compute)], (), asks_compute=True)

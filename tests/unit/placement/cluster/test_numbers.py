@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal values have one number while it is used, and nobody takes an old meaning for a new one."""
+"""Equal values share a number while it is used; a reused number has no old meaning."""
 
 from collections import Counter
 
