@@ -39,6 +39,7 @@ class _Metadata(msgspec.Struct):
     name: str = ""
     uid: str = ""
     namespace: str = ""
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
 
 
 class _Spec(msgspec.Struct, rename="camel"):
@@ -87,29 +88,46 @@ class Watcher:
         address = cluster_config["server"].removeprefix("https://")
         self._connection = http.client.HTTPSConnection(address, context=context, timeout=600)
         token = config["users"][0]["user"]["token"]
-        path = "/api/v1/pods?watch=true"
+        self._path = "/api/v1/pods?watch=true"
         if not hears_all:
-            path += "&fieldSelector=spec.nodeName!="
-        self._connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-        self._answer = self._connection.getresponse()
+            self._path += "&fieldSelector=spec.nodeName!="
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._is_closed = False
+        self._answer = self._watch(self._path)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    def _watch(self, path: str) -> http.client.HTTPResponse:
+        self._connection.request("GET", path, headers=self._headers)
+        return self._connection.getresponse()
+
     def _read(self) -> None:
+        """Until closed. Where the API server ends the watch of a slow client, go on from there."""
         decoder = msgspec.json.Decoder(_Event)
-        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
-            while line := self._answer.readline():
-                now = time.monotonic()
-                pod = decoder.decode(line).object
-                name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-                if pod.spec.node_name:
-                    self.seen.setdefault(name, now)
-                if not (pod.spec.node_name or pod.is_refused):
-                    continue
-                tried = self._tried[pod.metadata.namespace]
-                if name not in tried and not pod.spec.node_name:
-                    self._refused.append((pod.metadata.namespace, pod.metadata.name))
-                tried.add(name)
+        version = ""
+        try:
+            while not self._is_closed:
+                while line := self._answer.readline():
+                    now = time.monotonic()
+                    pod = decoder.decode(line).object
+                    version = pod.metadata.resource_version
+                    self._note(pod, now)
+                self._connection.close()
+                self._answer = self._watch(f"{self._path}&resourceVersion={version}")
+        except (OSError, ValueError, http.client.HTTPException, AttributeError):
+            if not self._is_closed:
+                raise
+
+    def _note(self, pod: _Pod, now: float) -> None:
+        name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        if pod.spec.node_name:
+            self.seen.setdefault(name, now)
+        if not (pod.spec.node_name or pod.is_refused):
+            return
+        tried = self._tried[pod.metadata.namespace]
+        if name not in tried and not pod.spec.node_name:
+            self._refused.append((pod.metadata.namespace, pod.metadata.name))
+        tried.add(name)
 
     def of(self, namespace: str) -> list[float]:
         """When pods of a namespace were bound, in order."""
@@ -128,6 +146,7 @@ class Watcher:
 
     def close(self) -> None:
         """End it."""
+        self._is_closed = True
         if self._connection.sock is not None:
             self._connection.sock.close()
 
