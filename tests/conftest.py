@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from nvidia_programs import nvidia_program_at
+from others_programs import program_from
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -225,7 +225,7 @@ def nvidia_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     """The path of one of NVIDIA's programs, from the folder NVIDIA_PROGRAMS; else a skip."""
 
     def find(name: str) -> Path:
-        found = nvidia_program_at(name, tmp_path_factory.getbasetemp())
+        found = program_from("NVIDIA_PROGRAMS", name, tmp_path_factory.getbasetemp())
         if found is None:
             pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
         return found

@@ -30,7 +30,7 @@ from claims import (
     share,
     written,
 )
-from nvidia_programs import nvidia_program_at
+from others_programs import program_from
 from stories import NodeAgent
 from testbed.api import Json
 from testbed.waiting import wait_until
@@ -269,7 +269,7 @@ def claims(rig: NodeRig, _options: Options) -> Iterator[Result]:
     """Prepare shares, whole GPUs and slices; NVIDIA's driver prepares the last two."""
     theirs: Mapping[str, Times] = {}
     with tempfile.TemporaryDirectory() as folder:
-        program = nvidia_program_at(_PROGRAM, Path(folder))
+        program = program_from("NVIDIA_PROGRAMS", _PROGRAM, Path(folder))
         if program is not None:
             theirs = _of_nvidias(rig, program)
     yield from _of_parts(rig)

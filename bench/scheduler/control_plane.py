@@ -20,6 +20,7 @@ from scheduling import PORT, Scheduler, add_gpu_nodes, gpu_pod
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import container, pod
+from testbed.sandbox import Process
 from testbed.waiting import wait_until
 
 from allotment.model.clusters import NodeInventory
@@ -29,10 +30,11 @@ from bench.scheduler.cluster_shape import Scale, Spec
 _NAMES = itertools.count(1)
 SHARES = "allotment-scheduler"
 """The profile for pods with shares."""
-_ALONE = """\
+ALONE = """\
 clientConnection: {kubeconfig: "{kubeconfig}", qps: 2000, burst: 4000}
 leaderElection: {leaderElect: false}
 """
+"""Of kube-scheduler's configuration: how it runs outside of a pod, without a second one."""
 
 
 class _Metadata(msgspec.Struct):
@@ -80,6 +82,8 @@ class Watcher:
 
     def __init__(self, cluster: Cluster, *, hears_all: bool = False) -> None:
         self.seen: dict[str, float] = {}
+        self.nodes: dict[str, str] = {}
+        """Of the same pods."""
         self._tried: dict[str, set[str]] = defaultdict(set)
         self._refused: deque[tuple[str, str]] = deque()
         config = json.loads(cluster.kubeconfig.read_text())
@@ -121,6 +125,7 @@ class Watcher:
     def _note(self, pod: _Pod, now: float) -> None:
         name = f"{pod.metadata.namespace}/{pod.metadata.name}"
         if pod.spec.node_name:
+            self.nodes[name] = pod.spec.node_name
             self.seen.setdefault(name, now)
         if not (pod.spec.node_name or pod.is_refused):
             return
@@ -196,9 +201,9 @@ class ControlPlane:
         self.clear(namespace)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Stop kube-scheduler. It takes pods in the order of their creation, if not restarted."""
-        process = self.cluster.components["kube-scheduler"].process
+    def held(self, placer: Process | None = None) -> Iterator[None]:
+        """Stop kube-scheduler or another one. It takes pods in order, if it is not restarted."""
+        process = placer or self.cluster.components["kube-scheduler"].process
         process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -251,7 +256,7 @@ def configuration(*, port: int = PORT, ranks_all: bool = False) -> str:
     printed = kube_configuration(
         host="127.0.0.1", port=port, tls={}, scheduler=SHARES, has_plain_pods=ranks_all
     )
-    return printed + _ALONE
+    return printed + ALONE
 
 
 @contextlib.contextmanager

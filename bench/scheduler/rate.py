@@ -2,20 +2,24 @@
 """Pods bound in a second, and what each costs the processes of the control plane.
 
 Three kinds in turn, on one cluster: pods without GPUs on a stock kube-scheduler, the same on one
-that asks `allot scheduler`, and pods with shares there. A rate is as much a figure of the machine
+that asks `allot scheduler`, and pods with shares there. Then stock, shares, and the same shares on
+the schedulers of other systems, where their programs are. A rate is as much a figure of the machine
 as of the programs; processor time is one of the programs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
 
 from scheduling import Scheduler
 from testbed.api import Json
+from testbed.sandbox import Process
 
 from bench.harness.machine import cpu_seconds
 from bench.harness.options import Options
@@ -30,9 +34,12 @@ from bench.scheduler.control_plane import (
     plain_body,
     scheduling,
 )
+from bench.scheduler.peers import Peer, peers
 
 _PODS = 500
 _ROUNDS = 3
+_OF_PEERS = 200
+"""Pods: some of them place six a second."""
 _TRACE = 1213
 _SIZES = (50, _TRACE, 5000)
 _OURS: Final = "allot scheduler"
@@ -45,20 +52,23 @@ class _Kind:
     config: str | None
     """Of kube-scheduler; None: stock."""
     body: Callable[[str, Spec], Json]
-    target: float
+    target: float | None = None
     """Of its rate over the stock one."""
+    peer: Peer | None = None
 
 
-_STOCK = _Kind("pods without GPUs, stock", None, lambda name, _: plain_body(name), 1.0)
+_STOCK = _Kind("pods without GPUs, stock", None, lambda name, _: plain_body(name))
+_SHARES = _Kind("pods with shares", configuration(), gpu_body, 0.5)
 _KINDS = (
     _STOCK,
     _Kind("pods without GPUs", configuration(), lambda name, _: plain_body(name), 0.95),
-    _Kind("pods with shares", configuration(), gpu_body, 0.5),
+    _SHARES,
 )
 
 
 def rate(_rig: NoRig, options: Options) -> Iterator[Result]:
     """At three sizes, or of `--nodes`; empty, and half full but for the smallest and `--quick`."""
+    others = [_Kind(f"pods with shares, {e.name}", e.config, e.body, peer=e) for e in peers()]
     scale = Scale.chosen(options)
     sizes = _SIZES[:1] if scale.is_quick else _SIZES
     for number in sizes if options.nodes is None else (options.nodes,):
@@ -67,6 +77,11 @@ def rate(_rig: NoRig, options: Options) -> Iterator[Result]:
         pods = min(scale.of(options.pods or _PODS), 6 * number)
         with control_plane(inventories) as plane, scheduling(plane, scale) as ours:
             yield from _all_kinds(plane, ours, scale, pods, f"{number:,} nodes, empty")
+            if others and number <= _TRACE:
+                kinds = (_STOCK, _SHARES, *others)
+                fewer = min(pods, _OF_PEERS)
+                where = f"{number:,} nodes, beside others"
+                yield from _all_kinds(plane, ours, scale, fewer, where, kinds=kinds)
             if number <= _SIZES[0] or scale.is_quick:
                 continue
             bodies = list(_half(gpus_of(inventories), as_trace=number == _TRACE))
@@ -87,22 +102,30 @@ def _half(gpus: int, *, as_trace: bool) -> Iterator[Json]:
 
 
 def _all_kinds(
-    plane: ControlPlane, ours: Scheduler, scale: Scale, pods: int, where: str
+    plane: ControlPlane,
+    ours: Scheduler,
+    scale: Scale,
+    pods: int,
+    where: str,
+    *,
+    kinds: Sequence[_Kind] = _KINDS,
 ) -> Iterator[Result]:
-    rates: dict[str, list[float]] = {kind.name: [] for kind in _KINDS}
-    costs: dict[str, dict[str, list[float]]] = {
-        kind.name: {process: [] for process in (*_PROCESSES, _OURS)} for kind in _KINDS
-    }
-    for _ in range(1 if scale.is_quick else _ROUNDS):
-        for kind in _KINDS:
+    rates: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for turn in range(1 if scale.is_quick else _ROUNDS):
+        for kind in (*kinds[turn:], *kinds[:turn]):  # none has always the same one before it
             plane.configure(kind.config)
             bodies = [kind.body(f"p-{n}", spec) for n, spec in enumerate(islice(specs(2), pods))]
-            per_second, spent = _measured(plane, ours, bodies)
+            with kind.peer.running(plane) if kind.peer else contextlib.nullcontext({}) as its:
+                placer = None if kind.config or not its else next(iter(its.values()))
+                per_second, spent = _measured(
+                    plane, {_OURS: ours.process, **its}, bodies, placer=placer
+                )
             rates[kind.name].append(per_second)
             for process, seconds in spent.items():
                 costs[kind.name][process].append(1000 * seconds / pods)
     stock = rates[_STOCK.name]
-    for kind in _KINDS:
+    for kind in kinds:
         own = rates[kind.name]
         name = f"{kind.name}, {where}"
         yield Result(name=name, value=statistics.median(own), unit="pods/s")
@@ -117,13 +140,17 @@ def _all_kinds(
 
 
 def _measured(
-    plane: ControlPlane, ours: Scheduler, bodies: Sequence[Json]
+    plane: ControlPlane,
+    beside: Mapping[str, Process],
+    bodies: Sequence[Json],
+    *,
+    placer: Process | None,
 ) -> tuple[float, dict[str, float]]:
     """Bind pods that wait; return pods a second, and the seconds of each process."""
     pids = {each: plane.cluster.components[each].process.pid for each in _PROCESSES}
-    pids[_OURS] = ours.process.pid
+    pids |= {name: each.pid for name, each in beside.items()}
     namespace = plane.namespace()
-    with plane.held():
+    with plane.held(placer):
         plane.create(namespace, bodies)
         before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     times = plane.bound_at(namespace, len(bodies), timeout_s=600)

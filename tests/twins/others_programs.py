@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's own programs, from the folder NVIDIA_PROGRAMS: as they are, or packed by xz."""
+"""Other systems' own programs, from the folder that a variable names: plain, or packed by xz."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 
-def nvidia_program_at(name: str, unpacked: Path) -> Path | None:
+def program_from(variable: str, name: str, unpacked: Path) -> Path | None:
     """Returns where a program is, once it is unpacked; None: it is not there."""
-    folder = os.environ.get("NVIDIA_PROGRAMS", "")
+    folder = os.environ.get(variable, "")
     plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
     if folder and plain.exists():
         return plain
