@@ -134,7 +134,10 @@ static void a_destroyed_pool_stays_charged_while_frees_are_pending(void) {
     if (way == 3) OK(cuStreamBeginCapture_v2(recorded, CU_STREAM_CAPTURE_MODE_RELAXED));
     OK(cuMemPoolDestroy(pool));
     AGREE();
-    if (way == 3) OK(cuStreamEndCapture(recorded, &graph));
+    if (way == 3) {
+      OK(cuStreamEndCapture(recorded, &graph));
+      OK(cuGraphDestroy(graph));
+    }
     OK(cuDeviceGetMemPool(&current, 0));
     EXPECT(current == default_pool());
     GIVES(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
