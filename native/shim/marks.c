@@ -32,9 +32,6 @@
 // After so long without an end of anything it is asked whether anything has begun. Longer than a
 // slice of the driver's time slicing, in which a foreign process may run.
 #define OVERDUE_NS (2200 * MICROSECOND)
-// A launch that is inside the driver for so long waits there: for a full queue, or for a module to
-// be loaded.
-#define INSIDE_NS (20 * MILLISECOND)
 
 // ---- batches ----
 
@@ -300,9 +297,9 @@ batch *copy_before(stream_state *of) {
   return copied;
 }
 
-void copy_after(stream_state *of, batch *copied) {
+void copy_after(stream_state *of, batch *copied, bool is_ours) {
   if (copied == NULL) return;
-  copied->end = mark_set(of);
+  if (is_ours) copied->end = mark_set(of);
   if (copied->start == NULL || copied->end == NULL) {
     guess_batch(of, copied);
     return;

@@ -5,9 +5,12 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "driver.h"
 #include "reason.h"
+
+#define LOCK_NAP_NS 100000
 
 process *process_pages;
 
@@ -103,6 +106,15 @@ bool process_trylock(pthread_mutex_t *lock) {
   if (pthread_mutex_trylock(lock) == 0) return true;
   uncancelled_end();
   return false;
+}
+
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
+  const struct timespec nap = {.tv_nsec = LOCK_NAP_NS};
+  for (uint64_t waited = 0; !process_trylock(lock); waited += LOCK_NAP_NS) {
+    if (waited >= ns) return false;
+    nanosleep(&nap, NULL);
+  }
+  return true;
 }
 
 void process_unlock(pthread_mutex_t *lock) {

@@ -110,6 +110,24 @@ static void streams_overlap(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 15, "4 streams");
 }
 
+// Each of them is measured before the long one is, and there are many.
+static void short_kernels_hide_no_long_one(void) {
+  CUstream other;
+  begin();
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  uint64_t truth = truth_ns(), long_ns = 300 * MS, short_ns = 20 * US;
+  void *parameters[] = {&long_ns};
+  OK(cuLaunchKernel(ONE_BLOCK, stream, parameters, NULL));
+  parameters[0] = &short_ns;
+  for (int n = 0; n < 150; n++) {
+    OK(cuLaunchKernel(ONE_BLOCK, other, parameters, NULL));
+    OK(cuStreamSynchronize(other));
+    pause_ns(MS);
+  }
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 10, "a long kernel");
+}
+
 // Between launches that come one by one the GPU is idle, and nobody pays for it.
 static void gaps_are_not_charged(void) {
   begin();
@@ -471,6 +489,7 @@ static const test_case cases[] = {
     {"every_form_is_measured", every_form_is_measured},
     {"kernels_of_every_length", kernels_of_every_length},
     {"streams_overlap", streams_overlap},
+    {"short_kernels_hide_no_long_one", short_kernels_hide_no_long_one},
     {"gaps_are_not_charged", gaps_are_not_charged},
     {"graphs_count_by_what_they_took", graphs_count_by_what_they_took},
     {"captures_are_left_alone", captures_are_left_alone},
