@@ -186,11 +186,8 @@ class Search:
                 (each.verdict for each in chosen),
                 key=lambda each: (each.state.device.index, each.state.device.uuid),
             )
-            guarantee = request.compute.guarantee
-            devices = (
-                PlacedDevice(each.state.device.uuid, each.need_bytes, guarantee) for each in ordered
-            )
-            yield placed_container(wanted, request, tuple(devices))
+            devices = tuple(_placed_device(request, each) for each in ordered)
+            yield placed_container(wanted, request, devices)
 
     def _cuts(
         self,
@@ -405,6 +402,14 @@ class Search:
         used = {device.uuid for each in placed for device in each.devices}
         here = (self._alike(self._view.hardware.columns[uuid], placed) for uuid in used)
         return len(placed), frozenset(Counter(here).items())
+
+
+def _placed_device(request: Request, verdict: Verdict) -> PlacedDevice:
+    """Return what a container has of a device: all of it, where nobody else gets any."""
+    device = verdict.state.device
+    if traits_of(request.mode).is_exclusive:
+        return PlacedDevice(device.uuid, device.allottable_bytes, WHOLE)
+    return PlacedDevice(device.uuid, verdict.need_bytes, request.compute.guarantee)
 
 
 def _admits(request: Request, device: Device) -> bool:
