@@ -353,13 +353,20 @@ static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   }
 }
 
-static void measure(compute_device *at, stream_state *of, const batch *done) {
+// Nobody can ask its events any more: its work ran from its launch until now, at most.
+static void measure_lost(compute_device *at, const batch *lost) {
+  if (lost->launches == 0) return;
+  admission_spend(at, timeline_add(&at->covered, (int64_t)lost->opened_ns, (int64_t)clock_ns()));
+}
+
+// False: the driver does not tell.
+static bool measure(compute_device *at, stream_state *of, const batch *done) {
   bool told;
   uint64_t took = elapsed_ns(done->start, done->end, &told);
-  if (!told) return;
+  if (!told) return false;
   if (done->launches == 0) {
     account_copy(at, took);
-    return;
+    return true;
   }
   pthread_mutex_lock(&at->all->marks.lock);  // references of marks
   int64_t from = position_of(of->marks, done);
@@ -375,6 +382,7 @@ static void measure(compute_device *at, stream_state *of, const batch *done) {
   uint64_t added = timeline_add(&at->covered, from, to);
   __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
   if (is_exact) learn(at, done, added);
+  return true;
 }
 
 // The keeper's current context is that of the events it asks for. Only while the marks_lock is
@@ -394,7 +402,8 @@ void marks_leave_context(void) {
 static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   CUresult result = DRIVER(USED(cuEventQuery)(oldest->end->event));
   if (result == CUDA_ERROR_NOT_READY) return false;
-  if (result == CUDA_SUCCESS) measure(at, of, oldest);
+  // After a fault of the program the driver has only that error for every call.
+  if (result != CUDA_SUCCESS || !measure(at, of, oldest)) measure_lost(at, oldest);
   mark_store *store = &at->all->marks;
   pthread_mutex_lock(&store->lock);
   of->first = oldest->next;
@@ -572,12 +581,7 @@ void batches_drop(compute_device *at, stream_state *of) {
     dropped->next = of->first;
     of->first = dropped;
   }
-  // Nobody can ask their events any more: they ran from their launch until now, at most.
-  uint64_t now = clock_ns();
-  for (const batch *each = of->first; each != NULL; each = each->next) {
-    if (each->launches == 0) continue;
-    admission_spend(at, timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now));
-  }
+  for (const batch *each = of->first; each != NULL; each = each->next) measure_lost(at, each);
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
     leave_batch(at, dropped);

@@ -467,6 +467,23 @@ static void contexts_go_with_work_queued(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 20, "after");
 }
 
+// The driver tells nothing of it any more: each call has the fault's error.
+static void what_ran_until_a_fault_is_charged(void) {
+  static const char source[] =
+      ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry allot_trap()\n{ ret; }\n";
+  CUmodule module;
+  CUfunction trap;
+  begin();
+  OK(cuModuleLoadData(&module, source));
+  OK(cuModuleGetFunction(&trap, module, "allot_trap"));
+  spin(function, 2000 * MS, stream);
+  pause_ns(300 * MS);
+  OK(cuLaunchKernel(trap, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+  GIVES(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+  uint64_t had = settled(&share.usage->devices[0].gpu_ns);
+  if (had < 290 * MS) FAIL("charged %.3f ms of 300 ms", (double)had / 1e6);
+}
+
 static void two_contexts_at_once(void) {
   begin();
   CUcontext other, first;
@@ -502,6 +519,7 @@ static const test_case cases[] = {
     {"a_thousand_streams", a_thousand_streams},
     {"long_kernels_of_many_streams_queue_little", long_kernels_of_many_streams_queue_little},
     {"contexts_go_with_work_queued", contexts_go_with_work_queued},
+    {"what_ran_until_a_fault_is_charged", what_ran_until_a_fault_is_charged},
     {"two_contexts_at_once", two_contexts_at_once},
     {NULL, NULL},
 };
