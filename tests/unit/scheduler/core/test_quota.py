@@ -114,9 +114,10 @@ def test_a_container_alone_on_its_gpus_counts_as_all_of_them() -> None:
     assert book(own="0").check(alone) is not None
     assert book(percent="199").check_new(alone) is not None
     # Where another mode may be chosen, that counts.
-    assert charge_of(need(replace(request(1 * MI), mode=EXCLUSIVE, other_modes=(SOFT,))))[
-        "compute"
-    ] == 0
+    assert (
+        charge_of(need(replace(request(1 * MI), mode=EXCLUSIVE, other_modes=(SOFT,))))["compute"]
+        == 0
+    )
 
 
 def test_init_containers_count_as_kubernetes_counts_them() -> None:
