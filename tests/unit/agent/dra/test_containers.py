@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that are allocated and get no share: a container would be without CUDA, or its GPU is kept."""
+"""Claims that are allocated and get no share: a container has no CUDA, or its GPU is kept."""
 
 from __future__ import annotations
 
