@@ -29,7 +29,7 @@ from allotment.model.structs import replace
 from allotment.placement.booking import seen
 from allotment.placement.constraints import may_join, unsuited
 from allotment.placement.explain import DeadEnd
-from allotment.placement.judge import in_each_mode, is_selected, judge, overflow
+from allotment.placement.judge import given_bytes, in_each_mode, is_selected, judge, overflow
 from allotment.placement.ordering import DeviceChain, Proximity, device_key, models, set_key
 from allotment.placement.selections import Candidate, CutSite, Effort, Site, selections, slice_sets
 from allotment.placement.views import View, described_device, handed_on, slices_of
@@ -405,11 +405,9 @@ class Search:
 
 
 def _placed_device(request: Request, verdict: Verdict) -> PlacedDevice:
-    """Return what a container has of a device: all of it, where nobody else gets any."""
-    device = verdict.state.device
-    if traits_of(request.mode).is_exclusive:
-        return PlacedDevice(device.uuid, device.allottable_bytes, WHOLE)
-    return PlacedDevice(device.uuid, verdict.need_bytes, request.compute.guarantee)
+    is_whole = traits_of(request.mode).is_exclusive
+    guarantee = WHOLE if is_whole else request.compute.guarantee
+    return PlacedDevice(verdict.state.device.uuid, given_bytes(verdict, request), guarantee)
 
 
 def _admits(request: Request, device: Device) -> bool:
