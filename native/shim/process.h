@@ -80,6 +80,7 @@ typedef struct process {
   joined_device joined[ALLOT_MAX_DEVICES];
   const allot_device_policy *policies[ALLOT_MAX_DEVICES];
   uint32_t initialized;                     // cuInit has succeeded in this process
+  uint32_t launches_block;                  // CUDA_LAUNCH_BLOCKING, as the driver has read it
   int16_t device_of_ordinal[MAX_ORDINALS];  // what process_device found
 
   device_state devices[ALLOT_MAX_DEVICES];

@@ -467,6 +467,19 @@ static void contexts_go_with_work_queued(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 20, "after");
 }
 
+// The driver reads it once; the program may change its environment afterwards.
+static void launches_that_block_are_charged(void) {
+  if (getenv("CUDA_LAUNCH_BLOCKING") == NULL) {
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    execl("/proc/self/exe", "host_compute", __func__, NULL);
+  }
+  begin();
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+  uint64_t truth = truth_ns();
+  for (int i = 0; i < 3; i++) spin(function, 100 * MS, stream);
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 10, "that block");
+}
+
 // The driver tells nothing of it any more: each call has the fault's error.
 static void what_ran_until_a_fault_is_charged(void) {
   static const char source[] =
@@ -519,6 +532,7 @@ static const test_case cases[] = {
     {"a_thousand_streams", a_thousand_streams},
     {"long_kernels_of_many_streams_queue_little", long_kernels_of_many_streams_queue_little},
     {"contexts_go_with_work_queued", contexts_go_with_work_queued},
+    {"launches_that_block_are_charged", launches_that_block_are_charged},
     {"what_ran_until_a_fault_is_charged", what_ran_until_a_fault_is_charged},
     {"two_contexts_at_once", two_contexts_at_once},
     {NULL, NULL},
