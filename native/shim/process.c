@@ -10,8 +10,6 @@
 #include "driver.h"
 #include "reason.h"
 
-#define LOCK_NAP_NS 100000
-
 process *process_pages;
 
 static bool is_wiped;  // the kernel clears the pages in children
@@ -109,12 +107,17 @@ bool process_trylock(pthread_mutex_t *lock) {
 }
 
 bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
-  const struct timespec nap = {.tv_nsec = LOCK_NAP_NS};
-  for (uint64_t waited = 0; !process_trylock(lock); waited += LOCK_NAP_NS) {
-    if (waited >= ns) return false;
-    nanosleep(&nap, NULL);
-  }
-  return true;
+  if (LIKELY(process_trylock(lock))) return true;
+  if (ns == 0) return false;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  uint64_t end = (uint64_t)until.tv_nsec + ns;
+  until.tv_sec += (time_t)(end / 1000000000u);
+  until.tv_nsec = (long)(end % 1000000000u);
+  uncancelled_begin();
+  if (pthread_mutex_timedlock(lock, &until) == 0) return true;
+  uncancelled_end();
+  return false;
 }
 
 void process_unlock(pthread_mutex_t *lock) {
