@@ -117,8 +117,9 @@ void batch_close(stream_state *of, bool is_late, uint64_t now) {
   mark *end = closed->end = mark_set(of);
   closed->closed_ns = clock_ns();
   closed->due_ns = of->free_ns;
-  // The thread may have been kept from setting the mark.
-  closed->is_late = is_late || closed->closed_ns - now > SUBMIT_NS;
+  // The thread may have been kept from setting the mark. Where launches block, all work has ended
+  // by then, and nothing but the mark says when.
+  closed->is_late = is_late || (!store->launches_block && closed->closed_ns - now > SUBMIT_NS);
   bool is_measured = end != NULL && closed->start != NULL;
   pthread_mutex_lock(&store->lock);
   mark_give_back_locked(of->last_end);
