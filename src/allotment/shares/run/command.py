@@ -188,6 +188,8 @@ def run(session: RunSession) -> NoReturn:
     machine, inventory = local_inventory(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
+    if injection is Injection.ENVIRONMENT:
+        check_executable(folder)
     order = lifecycle.ShareOrder(
         request=session.request,
         injection=injection,
@@ -241,6 +243,7 @@ def run(session: RunSession) -> NoReturn:
                     if session.inject != "auto" or user:
                         raise
                     check_listable(folder, blanks=True)
+                    check_executable(folder)
                     _warn(f"{error}; the limit goes by the environment instead")
                     share = replace(share, injection=Injection.ENVIRONMENT)
                     write_record(directory, share)
@@ -433,6 +436,16 @@ def check_listable(folder: StateFolder, *, blanks: bool) -> None:
             " and the loader's variables (LD_PRELOAD, LD_LIBRARY_PATH) cannot carry that",
             hint="choose a folder with a plain path by --state or ALLOTMENT_STATE, or use"
             " --inject namespace (as root), which needs no variables",
+        )
+
+
+def check_executable(folder: StateFolder) -> None:
+    """Raise `StateError` if the loader would not map our libraries, and run programs without."""
+    if os.statvfs(folder.root).f_flag & os.ST_NOEXEC:
+        raise StateError(
+            f"{folder.root} is on a file system mounted noexec: programs cannot load the shim there",
+            hint="choose another folder with --state or ALLOTMENT_STATE, or use --inject namespace"
+            " (as root), whose mounts have no such option",
         )
 
 
