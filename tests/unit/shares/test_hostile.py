@@ -191,7 +191,6 @@ def test_what_a_tenant_damaged_is_put_right_and_told(
     ]
 
 
-@pytest.mark.measured
 AGENT = """
 import sys
 from pathlib import Path
@@ -228,6 +227,7 @@ def test_no_mode_and_owner_keep_the_agent_from_a_tenants_file(node_share: Path) 
     assert usage.stat().st_size == USAGE_SIZE
 
 
+@pytest.mark.measured
 def test_a_share_starts_beside_a_tenant_that_holds_every_lock(
     folder: StateFolder, make: Make
 ) -> None:
