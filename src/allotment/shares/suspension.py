@@ -70,7 +70,8 @@ class LockedShare(msgspec.Struct, frozen=True):
             if process.pid is None or process.pid not in seen.pids:
                 raise BusyError(
                     f"process {process.pid_inside} of share {self.share.name} ({process.command})"
-                    " cannot be found on this machine: this is its PID in its container",
+                    " cannot be found on this machine: this is its PID in its container, or what"
+                    " its programs wrote into the ledger",
                     hint="run `allot` as root, which sees all processes",
                 )
             users[process.pid] = process
