@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What GPUs cost, who uses what is paid for, and what each workload should ask for.
+
+prices      price of a GPU hour, by model
+splitting   the formula: what is paid, as parts that add up to it
+workloads   the use of each workload, and the advice that follows from it
+prometheus  queries
+history     the past, from Prometheus: what `splitting` and `workloads` take
+present     the same of one machine's shares, without Prometheus
+
+`splitting` and `workloads` are pure. docs/designs/watch.md has the reasons.
+"""
