@@ -167,7 +167,7 @@ def test_a_gpus_mig_devices_and_their_shares_are_its_own(node: Node) -> None:
 
 def test_a_gpu_has_the_price_of_its_model(node: Node) -> None:
     scene = Scene(node)
-    prices = prices_of({"h100": 4, "a100": 2.5}, "EUR")
+    prices = prices_of({"no-such": 4, node.devices[0].name: 2.5}, "EUR")
     scene.state.config = Config(allotment=AllotmentConfig(prices=prices))
     assert {(gpu.price, gpu.currency) for gpu in scene.read().gpus} == {(2.5, "EUR")}
     scene.state.config = None
