@@ -5,8 +5,9 @@ prices      price of a GPU hour, by model
 splitting   the formula: what is paid, as parts that add up to it
 workloads   the use of each workload, and the advice that follows from it
 prometheus  queries
-history     the past, from Prometheus: what `splitting` and `workloads` take
-present     the same of one machine's shares, without Prometheus
+history     the hours of the past, from Prometheus: what `splitting` takes
+peaks       the peaks of the past, likewise: what `workloads` takes
+present     both of one machine's shares, without Prometheus
 
 `splitting` and `workloads` are pure. docs/designs/watch.md has the reasons.
 """

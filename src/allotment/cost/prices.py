@@ -37,7 +37,9 @@ class Prices(msgspec.Struct, frozen=True):
     def unused(self, models: Iterable[str]) -> list[str]:
         """Return the words that match none of these models."""
         known = list(models)
-        return [words for words, _ in self.micros if not any(model_matches(m, words) for m in known)]
+        return [
+            words for words, _ in self.micros if not any(model_matches(m, words) for m in known)
+        ]
 
 
 def prices_of(amounts: Mapping[str, float], currency: str = "") -> Prices:

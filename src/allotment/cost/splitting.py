@@ -140,6 +140,8 @@ def _amount(part_of_gpu: float) -> int:
     return int(min(part_of_gpu, 1.0) * GPU_HOUR)
 
 
+OUTSIDE: Final = "(outside any share)"
+"""In place of a namespace: of programs outside any share."""
 NOBODY: Final = None
 """The account of what is unallocated."""
 

@@ -21,7 +21,7 @@ def test_the_first_words_that_match_count() -> None:
 
 @pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), 1e7])
 def test_what_is_no_price_is_refused(price: float) -> None:
-    with pytest.raises(UsageError, match="a100: .* is no price of a GPU hour"):
+    with pytest.raises(UsageError, match="is no price of a GPU hour"):
         prices_of({"a100": price})
 
 
