@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.workloads import Advice, ShareHistory, Workload
 
+_MI: Final = 1 << 20
+_GI: Final = 1 << 30
 _ORDER: Final = ("more", "remove", "less", "keep", "wait")
 
 
@@ -198,7 +200,7 @@ def _row(advice: "Advice") -> dict[str, str]:
         "ASKS": format_bytes(workload.limit),
         "PEAK": _bytes(workload.peak),
         "P99": _bytes(workload.used_p99),
-        "MEMORY": _bytes(advice.memory),
+        "MEMORY": "-" if advice.memory is None else _exact(advice.memory),
         "COMPUTE": _compute(advice),
         "TIME": "-" if workload.time_p99 is None else f"{100 * workload.time_p99:.0f} %",
         "FREES": format_bytes(advice.freed_bytes) if advice.freed_bytes else "-",
@@ -217,6 +219,11 @@ def workload_text(workload: "Workload") -> str:
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
+
+
+def _exact(size: int) -> str:
+    """Return an amount as a pod can ask for it: a multiple of Mi."""
+    return format_bytes(size) if size % _GI == 0 else f"{size // _MI}Mi"
 
 
 def _percent(part: float) -> str:

@@ -220,7 +220,7 @@ def cost_document(bill: Bill, namespace: str | None = None) -> dict[str, Any]:
         "begin": None if bill.is_present else utc(bill.begin),
         "end": utc(bill.end),
         "currency": bill.currency or None,
-        "models": dict(bill.models),
+        "models": [{"model": model, "gpus": count} for model, count in sorted(bill.models.items())],
         "gpu_hours_unwatched": round(bill.unwatched, 3),
         "namespaces": [
             {"namespace": name or None, **_account(each)}
