@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,7 +123,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         def is_ready() -> bool:
             try:
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=10) as answer:
+                with urllib.request.urlopen(f"{url}/-/ready", timeout=10) as answer:  # noqa: S310
                     return bool(answer.status == 200)
             except OSError:
                 return False

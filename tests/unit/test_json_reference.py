@@ -30,7 +30,7 @@ from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
 from allotment.cost.splitting import GpuHour, ShareHour, accounts
-from allotment.cost.workloads import Policy, ShareHistory, advise, workloads
+from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.clusters import NodeDevice, PlacedDevice
@@ -321,7 +321,7 @@ def test_fields_of_costs_are_the_documented_ones() -> None:
 
 def test_fields_of_advice_are_the_documented_ones() -> None:
     share = ShareHistory(workload="web", share="1", gpu_memory=2, limit=1, refusals=1)
-    advices = [advise(each, Policy(least_s=1)) for each in workloads([share])]
+    advices = [advise(each, AdviceRules(least_s=1)) for each in workloads([share])]
     assert set(fields(advice_document(advices, "EUR"))) == documented("allot advise")
 
 

@@ -13,7 +13,7 @@ from allotment.cli.cost_options import (
     check_namespace,
     from_prometheus,
     note,
-    price_notes,
+    note_prices,
     read_present,
     read_prices,
     source_options,
@@ -92,7 +92,7 @@ def command(
       allot advise --prometheus http://127.0.0.1:9090 -n ml --days 30 --margin 30
       allot advise --least 1h -o json
     """  # noqa: D301 - click's mark
-    from allotment.cost.workloads import Policy, advise, workloads
+    from allotment.cost.workloads import AdviceRules, advise, workloads
 
     check_days(context, prometheus)
     prices = read_prices(price, currency)
@@ -105,10 +105,10 @@ def command(
             raise UsageError("--least is more than --days", hint="ask for more days")
     check_models(prices, models)
     check_namespace(namespace, {each.namespace for each in histories})
-    policy = Policy(margin=margin / 100, least_s=least_ns / 1e9)
+    rules = AdviceRules(margin=margin / 100, least_s=least_ns / 1e9)
     advices = sorted(
         (
-            advise(each, policy)
+            advise(each, rules)
             for each in workloads(histories)
             if namespace is None or each.namespace == namespace
         ),
@@ -123,9 +123,8 @@ def command(
             "without --prometheus: peaks are since each share began, and peaks of compute are not"
             " known"
         )
-    has_prices = any(each.workload.price is not None for each in advices)
-    if advices:
-        price_notes(prices, models, has_prices=has_prices, unpriced_hours=0)
+    if all(each.workload.price is None for each in advices):
+        note_prices(models, models)
 
 
 def _past(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from allotment.cost.workloads import (
     Advice,
-    Policy,
+    AdviceRules,
+    AdviceVerdict,
     ShareHistory,
-    Verdict,
     advise,
     workload_name,
     workloads,
@@ -23,7 +23,7 @@ from allotment.model.structs import replace
 
 GI = 1 << 30
 DAY = 86400.0
-POLICY = Policy()
+RULES = AdviceRules()
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def share(**more: Any) -> ShareHistory:  # noqa: ANN401 - its fields
     return replace(made, **more)
 
 
-def advised(*shares: ShareHistory, policy: Policy = POLICY) -> Advice:
+def advised(*shares: ShareHistory, rules: AdviceRules = RULES) -> Advice:
     (workload,) = workloads(shares)
-    return advise(workload, policy)
+    return advise(workload, rules)
 
 
 def test_less_where_the_peaks_are_low() -> None:
     advice = advised(share())
-    assert advice.verdict is Verdict.LESS
+    assert advice.verdict is AdviceVerdict.LESS
     assert (advice.memory, advice.guarantee) == (int(8.5 * GI), 0.25)  # 8.4Gi and 24 %
     assert (advice.freed_bytes, advice.freed_compute) == (int(11.5 * GI), 0.25)
     assert advice.saved == round(0.25 * 2_500_000 * 730)  # of 50 %, the larger part
@@ -93,10 +93,10 @@ def test_replicas_are_one_workload() -> None:
 
 def test_more_where_memory_was_refused() -> None:
     advice = advised(share(peak=20 * GI, refusals=3))
-    assert (advice.verdict, advice.memory) == (Verdict.MORE, 25 * GI)
+    assert (advice.verdict, advice.memory) == (AdviceVerdict.MORE, 25 * GI)
     assert advice.reasons[0] == "refused memory 3 times"
     whole = advised(share(limit=80 * GI, peak=80 * GI, guarantee=0.0, refusals=1))
-    assert (whole.verdict, whole.memory) == (Verdict.KEEP, 80 * GI)
+    assert (whole.verdict, whole.memory) == (AdviceVerdict.KEEP, 80 * GI)
     assert "oversubscription" in whole.reasons[1]
     # Those of an earlier, smaller size say nothing of this one.
     before = share(limit=8 * GI, peak=8 * GI, refusals=9, is_present=False)
@@ -106,7 +106,7 @@ def test_more_where_memory_was_refused() -> None:
 def test_more_where_launches_were_held_back() -> None:
     starving = {"held_seconds": DAY}
     advice = advised(share(time_p99=0.5, **starving))
-    assert (advice.verdict, advice.guarantee) == (Verdict.MORE, 0.6)
+    assert (advice.verdict, advice.guarantee) == (AdviceVerdict.MORE, 0.6)
     assert advice.memory == int(8.5 * GI)
     # At its ceiling a larger guarantee would not help.
     limited = advised(share(guarantee=0.3, ceiling=0.3, time_p99=0.29, **starving))
@@ -117,20 +117,23 @@ def test_more_where_launches_were_held_back() -> None:
 
 def test_nothing_from_too_short_a_time() -> None:
     advice = advised(share(watched_s=(3600.0,), refusals=2))
-    assert (advice.verdict, advice.memory, advice.freed_bytes) == (Verdict.WAIT, None, 0)
+    assert (advice.verdict, advice.memory, advice.freed_bytes) == (AdviceVerdict.WAIT, None, 0)
     assert advice.reasons == ("refused memory 2 times",)
-    assert advised(share(watched_s=(3600.0,)), policy=Policy(least_s=60)).verdict is Verdict.LESS
+    assert (
+        advised(share(watched_s=(3600.0,)), rules=AdviceRules(least_s=60)).verdict
+        is AdviceVerdict.LESS
+    )
 
 
 def test_a_workload_that_never_used_its_gpu() -> None:
     advice = advised(share(peak=0, time_p99=0.0, gpu_seconds=0.0))
-    assert (advice.verdict, advice.freed_bytes) == (Verdict.REMOVE, 20 * GI)
+    assert (advice.verdict, advice.freed_bytes) == (AdviceVerdict.REMOVE, 20 * GI)
     holds = advised(share(time_p99=0.0, gpu_seconds=0.0))
     assert holds.reasons == ("holds memory and never computed",)
 
 
 def test_what_is_close_stays() -> None:
-    assert advised(share(peak=19 * GI, guarantee=0.0)).verdict is Verdict.KEEP
+    assert advised(share(peak=19 * GI, guarantee=0.0)).verdict is AdviceVerdict.KEEP
     assert advised(share(peak=19 * GI, guarantee=0.0)).memory == 20 * GI
 
 
@@ -139,7 +142,7 @@ def test_a_mode_that_suits_better() -> None:
     small = advised(share(mode="exclusive", **whole))
     assert (small.mode, small.memory) == ("soft", int(8.5 * GI))
     large = advised(share(mode="exclusive", peak=60 * GI, **whole))
-    assert (large.mode, large.verdict, large.memory) == ("", Verdict.KEEP, None)
+    assert (large.mode, large.verdict, large.memory) == ("", AdviceVerdict.KEEP, None)
     assert advised(share(mode="timeslice", **whole)).mode == "soft"
     busy = share(limit=80 * GI, peak=79 * GI, time_p99=0.9, guarantee=0.0)
     assert advised(busy).mode == "exclusive"
@@ -170,7 +173,7 @@ def test_no_advice_takes_what_was_needed(shares: list[ShareHistory]) -> None:
     advice = advised(*shares)
     workload = advice.workload
     assert 0 <= workload.watched_s <= 2 * DAY
-    if advice.verdict is Verdict.REMOVE:
+    if advice.verdict is AdviceVerdict.REMOVE:
         assert not workload.peak
         return
     if advice.memory is not None and advice.memory < workload.limit:
@@ -179,8 +182,8 @@ def test_no_advice_takes_what_was_needed(shares: list[ShareHistory]) -> None:
         # Below its peak only where the GPU itself has less, as a forged ledger says.
         assert advice.memory >= min(workload.peak, workload.gpu_memory)
     if advice.guarantee is not None and advice.guarantee < workload.guarantee:
-        assert workload.held <= POLICY.held
+        assert workload.held <= RULES.held
         assert workload.time_p99 is not None
         assert advice.guarantee >= min(workload.time_p99, workload.guarantee)
-    if workload.watched_s < POLICY.least_s:
+    if workload.watched_s < RULES.least_s:
         assert advice.memory is advice.guarantee is advice.ceiling is None
