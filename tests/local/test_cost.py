@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +189,23 @@ def test_a_model_that_is_not_there_is_named(allot: Allot, prometheus: str) -> No
     done = allot("cost", "--prometheus", prometheus, "--price", "h100=4")
     assert done.returncode == 2
     assert f"the models are: {A100} (2)" in done.stderr
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_without_prometheus_the_ledgers_of_this_machine_count(allot: Allot, tmp_path: Path) -> None:
+    where = ("--simulated", "a100-80gb")
+    words = ("--name", "web", "--memory", "25%", "--compute", "50", "--cdi-dir", tmp_path)
+    made = allot("cdi", "create", *where, *words)
+    assert made.returncode == 0, made.stderr
+    done = allot("cost", *where, "--price", "a100=2", "--currency", "EUR", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    bill = json.loads(done.stdout)
+    assert (bill["begin"], bill["total"]["money"]["paid"]) == (None, 2)
+    assert bill["unallocated"]["money"]["unallocated"] == 1
+    assert [each["money"]["unused"] for each in bill["namespaces"]] == [1]
+    assert "without --prometheus there is no past" in done.stderr
+    waits = allot("advise", *where)
+    assert "watched for too short a time" in waits.stdout
+    (found,) = json.loads(allot("advise", *where, "--least", "0", "-o", "json").stdout)["workloads"]
+    assert (found["workload"], found["verdict"]) == ("web", "remove")
+    assert "--days needs --prometheus" in allot("advise", "--days", "3").stderr

@@ -25,6 +25,8 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from allotment.cost.history import Span
+    from allotment.cost.peaks import Histories
     from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.workloads import Advice, ShareHistory, Workload
@@ -130,7 +132,7 @@ def command(
 def _past(
     prices: "Prices", url: str, days: int
 ) -> "tuple[Sequence[ShareHistory], Mapping[str, int], str]":
-    async def read(prometheus: "Prometheus", span: Any) -> Any:  # noqa: ANN401 - imported late
+    async def read(prometheus: "Prometheus", span: "Span") -> "Histories":
         from allotment.cost.peaks import share_histories
 
         return await share_histories(prometheus, span, prices)

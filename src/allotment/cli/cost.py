@@ -25,6 +25,7 @@ from allotment.cli.tables import Column, cells_of, print_table
 from allotment.model.formats import format_count
 
 if TYPE_CHECKING:
+    from allotment.cost.history import Past, Span
     from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.splitting import Account, GpuHour, Split
@@ -100,23 +101,21 @@ def command(
 
 
 def _past(prices: "Prices", url: str, days: int) -> Bill:
-    from allotment.cost.splitting import accounts, unpriced_models
+    async def read(prometheus: "Prometheus", span: "Span") -> "Past":
+        from allotment.cost.history import past_accounts
 
-    async def read(prometheus: "Prometheus", span: Any) -> Any:  # noqa: ANN401 - imported late
-        from allotment.cost.history import gpu_hours
-
-        return await gpu_hours(prometheus, span, prices)
+        return await past_accounts(prometheus, span, prices)
 
     past, span = from_prometheus("allot cost", url, days, read)
     return Bill(
-        accounts=accounts(past.hours),
+        accounts=past.accounts,
         models=past.models,
         currency=past.currency,
         is_present=False,
         begin=span.begin,
         end=span.ends()[-1],
         unwatched=past.unwatched,
-        unpriced_models=unpriced_models(past.hours),
+        unpriced_models=past.unpriced_models,
     )
 
 
