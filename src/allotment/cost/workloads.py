@@ -295,7 +295,7 @@ def _compute(workload: Workload, rules: AdviceRules) -> tuple[float | None, floa
         if is_limited:
             return None, min(1.0, _part(workload.ceiling * (1 + rules.refused), rules))
         need = max((time or 0.0) * (1 + rules.margin), workload.guarantee + rules.compute_step)
-        return min(workload.ceiling, max(workload.guarantee, _part(need, rules))), None
+        return max(workload.guarantee, min(workload.ceiling, _part(need, rules))), None
     if time is None or not workload.guarantee:
         return None, None
     need = _part(time * (1 + rules.margin), rules)
