@@ -118,7 +118,7 @@ def test_hours_without_figures_are_counted_apart() -> None:
 
 def test_prices_of_the_agents_are_in_one_currency() -> None:
     prices = [({"gpu": "GPU-a", "currency": "EUR"}, 2.5)]
-    answers = {**gpu(), "allotment_gpu_price_per_hour": prices}
+    answers: dict[str, Any] = {**gpu(), "allotment_gpu_price_per_hour": prices}
     past = paid(answers)
     assert (past.currency, past.accounts[None].money.paid) == ("EUR", 48 * GPU_HOUR * 2_500_000)
     with pytest.raises(PrometheusError, match="EUR, USD"):
