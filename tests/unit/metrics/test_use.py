@@ -163,6 +163,7 @@ def uses(draw: st.DrawFn) -> Use:
         ProcessUse(
             pid=number,
             gpu=whose.gpu,
+            device="" if getattr(whose, "device", whose.gpu) == whose.gpu else GPUS[0],
             namespace=whose.namespace,
             pod=whose.pod,
             container=whose.container,

@@ -317,7 +317,7 @@ def test_usage_is_for_metrics() -> None:
     assert (use.namespace, use.quota, use.key) == ("team", "gpus", "limits.nvidia.com/gpumem")
     assert (use.measure, use.used, use.hard) == ("memory", GI, 4 * GI)
     assert quotas.usage("other") == []
-    assert quotas.bound() == {"team": {"devices": 1, "memory": GI, "compute": 0}}
+    assert quotas.bound() == {"team": {"devices": 1, "memory": GI}}
 
 
 @pytest.mark.parametrize("hard", ["1.5", "x", "", "1e99"])
