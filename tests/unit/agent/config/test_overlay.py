@@ -274,7 +274,7 @@ def test_our_section() -> None:
         allotment:
           sharesPerDevice: 4
           dra: {driverName: gpu.nvidia.com}
-          metrics: {aliases: [hami, dcgm]}
+          metrics: {aliases: [hami, dcgm], perProcess: true}
           devices: [{match: {index: [0]}, mode: soft}, {mode: timeslice, timeSlice: long}]
           health:
             {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
@@ -285,7 +285,9 @@ def test_our_section() -> None:
     assert config.shares_per_device == 4
     assert config.driver_name == "gpu.nvidia.com"
     assert config.metric_aliases == ("hami", "dcgm")
+    assert config.has_process_metrics
     assert load("version: v1", source="f").allotment.metric_aliases == ()
+    assert not load("version: v1", source="f").allotment.has_process_metrics
     assert load("version: v1", source="f").allotment.driver_name == "gpu.allotment.dev"
     assert config.health.xid_actions == ((13, "ignore"), (79, "reset-gpu"))
     assert not config.health.auto_recover
