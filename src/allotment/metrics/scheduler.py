@@ -74,8 +74,7 @@ AMOUNTS: Final[Mapping[str, str]] = {
 """`allotment_scheduler_device_NAME` by model, and `allotment_scheduler_node_NAME` by node."""
 
 CLUSTER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "cluster_read": ((), "1: the figures of the cluster are in this scrape; 0: this replica does"
-                     " not lead, or did not answer in time."),
+    "cluster_read": ((), "1: read in time for this scrape; 0: not, or another replica leads."),
     **{f"device_{name}": (("model",), f"{text}, by model.") for name, text in AMOUNTS.items()},
     **{f"node_{name}": (("node",), f"{text}, by node.") for name, text in AMOUNTS.items()},
     "node_claims": (("node",), "Allocated ResourceClaims, by node."),
