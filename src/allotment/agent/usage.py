@@ -93,7 +93,7 @@ class UseReader:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shares` (`shares_in`) and `held` (`held_devices`) may block. `pods` returns the node's."""
+        """`shares` and `held` may block: `shares_in`, `held_devices`. `pods` returns the node's."""
         self._node = node
         self._gpus = gpus
         self._state = state
