@@ -380,7 +380,7 @@ def write(metrics: Iterable[Metric], *, is_open: bool) -> str:
             labels = sample.labels
             known = written.get(id(labels))
             if known is None:
-                known = written[id(labels)] = (labels, _labels(labels))
+                known = written[id(labels)] = (labels, label_text(labels))
             value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
             lines.append(f"{sample.name}{known[1]} {value}\n")
     if is_open:
@@ -388,7 +388,8 @@ def write(metrics: Iterable[Metric], *, is_open: bool) -> str:
     return "".join(lines)
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def label_text(labels: Mapping[str, str]) -> str:
+    """Return labels as they are written behind a metric's name."""
     if not labels:
         return ""
     parts = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
