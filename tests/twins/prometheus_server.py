@@ -64,6 +64,10 @@ class Prometheus:
     def label_values(self, label: str, match: str) -> list[str]:
         return list(self._get(f"label/{label}/values", **{"match[]": match}))
 
+    def rules(self) -> list[Mapping[str, Any]]:
+        """Return the alerts, each with its health and state."""
+        return [each for group in self._get("rules")["groups"] for each in group["rules"]]
+
     def is_ready(self) -> bool:
         try:
             with self._opener.open(f"{self.url}/-/ready", timeout=10) as answer:
