@@ -77,7 +77,7 @@ class ProcessUse(msgspec.Struct, frozen=True, kw_only=True):
     """On all of the share's devices. None for all but the first: it would count twice."""
 
 
-class Figure(NamedTuple):
+class UserFigure(NamedTuple):
     """A metric: its name without prefix and `_total`, and a user's value."""
 
     name: str
@@ -87,22 +87,22 @@ class Figure(NamedTuple):
 
 
 OUTSIDE_FIGURES: Final = (
-    Figure("memory_used_bytes", "gauge", "Memory in use by processes outside any share.",
+    UserFigure("memory_used_bytes", "gauge", "Memory in use by processes outside any share.",
            lambda use: use.memory_used),
-    Figure("utilization_ratio", "gauge",
+    UserFigure("utilization_ratio", "gauge",
            "Part of the last second or so in which their kernels ran.",
            lambda use: use.utilization),
-    Figure("processes", "gauge", "Processes outside any share.", lambda use: use.processes),
+    UserFigure("processes", "gauge", "Processes outside any share.", lambda use: use.processes),
 )  # fmt: skip
 """`allotment_outside_NAME`: by GPU and container."""
 
 PROCESS_FIGURES: Final = (
-    Figure("memory_used_bytes", "gauge", "Memory of a process on a device.",
+    UserFigure("memory_used_bytes", "gauge", "Memory of a process on a device.",
            lambda use: use.memory_used),
-    Figure("utilization_ratio", "gauge",
+    UserFigure("utilization_ratio", "gauge",
            "Part of the last second or so in which its kernels ran.",
            lambda use: use.utilization),
-    Figure("gpu_seconds", "counter", "Measured GPU time of a process, on all devices of its share.",
+    UserFigure("gpu_seconds", "counter", "Measured GPU time of a process, on all devices of its share.",
            lambda use: None if use.gpu_ns is None else use.gpu_ns / _NS),
 )  # fmt: skip
 """`allotment_process_NAME`: where asked for (`allotment.metrics.perProcess`)."""
@@ -134,7 +134,7 @@ def of_users(
 
 def _figures(
     prefix: str,
-    figures: Sequence[Figure],
+    figures: Sequence[UserFigure],
     node: str,
     users: Sequence[OutsideUse] | Sequence[ProcessUse],
     names: Sequence[str],

@@ -93,7 +93,7 @@ class Books(msgspec.Struct, frozen=True):
             claims=by_node,
             waiting_claims=waiting,
             pods=self.waits.counts(),
-            quotas=self.quotas.usages(),
+            quotas=[use for name in self.quotas.namespaces() for use in self.quotas.usage(name)],
             namespaces=self.quotas.bound(),
             standing=standing,
             values={name: value for name, value in zip(names, values, strict=False) if name},

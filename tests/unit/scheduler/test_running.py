@@ -79,8 +79,8 @@ def test_quotas_count_in_the_units_of_the_clusters_dialects(
         scheduler.quotas.set_quotas(
             [NamespaceQuota(namespace="ml", name="q", hard={"limits.nvidia.com/gpumem": "3"})]
         )
-        ((_, hard),) = scheduler.quotas.usage("ml").values()
-        assert hard == 3 * 10 << 20
+        (limit,) = scheduler.quotas.usage("ml")
+        assert limit.hard == 3 * 10 << 20
 
     with_scheduler(SchedulerSettings(dialects=load_settings("hami: {memoryFactor: 10}")), act)
 

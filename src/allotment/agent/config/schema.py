@@ -202,6 +202,8 @@ class MetricsSection(_Section, frozen=True, kw_only=True):
 
     aliases: list[AliasName] | None = None
     """The metrics of use also under the names of dcgm-exporter and of HAMi."""
+    per_process: bool | None = None
+    """Metrics of each process, with its PID."""
 
 
 class AllotmentSection(_Section, frozen=True, kw_only=True):
@@ -349,6 +351,8 @@ class AllotmentConfig(msgspec.Struct, frozen=True, kw_only=True):
     on_excess: Excess = Excess.WARN
     metric_aliases: tuple[AliasName, ...] = ()
     """`metrics.aliases`"""
+    has_process_metrics: bool = False
+    """`metrics.perProcess`"""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

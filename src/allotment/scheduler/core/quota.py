@@ -211,27 +211,18 @@ class QuotaBook:
         tally = self._tallies.get(need.namespace, _NO_TALLY)
         return _refusal(limits, charge_of(need, dialect=dialect), tally.every)
 
-    def usage(self, namespace: str) -> Mapping[str, tuple[int, int]]:
-        """Return (used, hard) of each limit of a namespace, by `quota name`."""
+    def usage(self, namespace: str) -> list[QuotaUse]:
         tally = self._tallies.get(namespace, _NO_TALLY)
-        return {
-            f"{each.quota} {each.key}": (each.amount(tally.bound), each.hard)
-            for each in self._limits.get(namespace, ())
-        }
-
-    def usages(self) -> list[QuotaUse]:
-        """Return the use of each limit of every namespace."""
         return [
             QuotaUse(
                 namespace=namespace,
                 quota=each.name,
                 key=each.key,
                 measure=each.unit.measure,
-                used=each.amount(self._tallies.get(namespace, _NO_TALLY).bound),
+                used=each.amount(tally.bound),
                 hard=each.hard,
             )
-            for namespace in self.namespaces()
-            for each in self._limits[namespace]
+            for each in self._limits.get(namespace, ())
         ]
 
     def bound(self) -> dict[str, Charge]:

@@ -155,6 +155,10 @@ class Events(RuleBasedStateMachine):
         for name in self.nodes:
             assert described(fresh, name) == described(self.cluster, name)
         assert fresh.totals() == self.cluster.totals()
+        by_node = self.cluster.totals_by_node()
+        assert by_node.names == list(self.cluster.nodes)
+        of_models = zip(*self.cluster.totals().values(), strict=True)
+        assert by_node.sums.sum(axis=0).tolist() == [sum(each) for each in of_models] or not by_node.names
         assert {uid: self.cluster.booking(uid) for uid in self.pods} == self.pods
 
 
