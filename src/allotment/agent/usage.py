@@ -17,8 +17,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 import structlog
 
-from allotment.agent.gpu_users import HeldDevices, Users, share_processes
 from allotment.agent.config.schema import Config
+from allotment.agent.gpu_users import HeldDevices, Users, share_processes
 from allotment.agent.inventory import Sighting
 from allotment.agent.node_state import NodeState
 from allotment.cost.prices import MICROS
