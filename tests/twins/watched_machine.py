@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.inventory import GpuWatch
 from allotment.agent.node_state import NodeState
 from allotment.agent.usage import UseReader, shares_in
+from allotment.cost.prices import prices_of
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SHIM, library_path
 from allotment.metrics.agent import AgentMetrics
@@ -34,6 +36,7 @@ from allotment.shares.lifecycle import FrontDoor, ShareOrder, create
 
 MACHINE: Final = "a100-80gb:16"
 NODE: Final = "node-1"
+PRICES: Final = prices_of({"a100-80gb": 2.5}, "EUR")
 SHARES: Final = 60
 
 T = TypeVar("T")
@@ -132,7 +135,10 @@ def crowd(machine: Machine) -> Iterator[None]:
 def agent(machine: Machine) -> Iterator[int]:
     """Serve the metrics of the machine's agent, aliases among them; yield the port."""
     metrics = AgentMetrics()
-    state = NodeState(devices={each.uuid: each for each in machine.devices})
+    state = NodeState(
+        devices={each.uuid: each for each in machine.devices},
+        config=Config(allotment=AllotmentConfig(prices=PRICES)),
+    )
     with loop_in_a_thread() as run:
         watch = GpuWatch(machine=machine.path, poll_s=3600)
         watching = run(watch.run())
