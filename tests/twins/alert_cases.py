@@ -94,7 +94,10 @@ _BUCKETS: Final = {
     s(f"{_P}request_seconds_bucket", {"verb": "filter", "le": le}): values
     for le, values in {"1.0": "0+98x60", "2.0": "0+100x60", "+Inf": "0+100x60"}.items()
 }
-_FAST: Final = {**_BUCKETS, s(f"{_P}request_seconds_bucket", {"verb": "filter", "le": "1.0"}): "0+99x60"}
+_SECOND: Final = s(f"{_P}request_seconds_bucket", {"verb": "filter", "le": "1.0"})
+_FAST: Final = {**_BUCKETS, _SECOND: "0+99x60"}
+_LEADING: Final = s(f"{_P}leading", REPLICA)
+_OTHER_LEADING: Final = s(f"{_P}leading", {"instance": "b"})
 
 CASES: Final[tuple[Case, ...]] = (
     # -- agents
@@ -113,8 +116,7 @@ CASES: Final[tuple[Case, ...]] = (
     *_counter("ContainerRefused", "allotment_agent_refusals_total",
               {"node": "n1", "reason": "DoesNotFitError"}),
     Case("ContainerRefused",
-         {s("allotment_agent_refusals_total", {"node": "n1", "reason": "IdentityError"}): "0x28 9x5"},
-         "30m"),
+         {s("allotment_agent_refusals_total", {"reason": "IdentityError"}): "0x28 9x5"}, "30m"),
     *_counter("IdentityRefused", "allotment_agent_refusals_total",
               {"node": "n1", "reason": "IdentityError"}),
     # -- GPUs
@@ -123,7 +125,8 @@ CASES: Final[tuple[Case, ...]] = (
     *_counter("Xid", "allotment_agent_device_xids_total", {**DEVICE, "xid": "79"}),
     *_pair("EccErrors", "allotment_gpu_ecc_errors_total", {**GPU, "kind": "uncorrected"},
            bad="2x50 3x9", good="3x60", at="59m"),
-    Case("EccErrors", {s("allotment_gpu_ecc_errors_total", GPU, kind="corrected"): "0+9x60"}, "59m"),
+    Case("EccErrors", {s("allotment_gpu_ecc_errors_total", GPU, kind="corrected"): "0+9x60"},
+         "59m"),
     *_pair("MemoryRepair", "allotment_gpu_memory_repair_pending", GPU,
            bad="1x60", good="0x60", at="60m"),
     *_pair("MemoryRepair", "allotment_gpu_memory_repair_failed", GPU,
@@ -164,9 +167,9 @@ CASES: Final[tuple[Case, ...]] = (
     # -- scheduler
     *_pair("SchedulerDown", "up", {"job": "allotment-scheduler", "instance": "a:9448"},
            bad="0x60", good="1x55 0x4", at="60m"),
-    Case("NobodyLeads", {s(f"{_P}leading", REPLICA): "0x60", s(f"{_P}leading", {"instance": "b"}): "0x60"},
+    Case("NobodyLeads", {_LEADING: "0x60", _OTHER_LEADING: "0x60"},
          "60m", ({},)),
-    Case("NobodyLeads", {s(f"{_P}leading", REPLICA): "0x60", s(f"{_P}leading", {"instance": "b"}): "1x60"},
+    Case("NobodyLeads", {_LEADING: "0x60", _OTHER_LEADING: "1x60"},
          "60m"),
     *_pair("SchedulerNotSynced", f"{_P}api_synced", REPLICA, bad="0x60", good="1x55 0x4", at="60m"),
     Case("PodsNotCounted", {s(f"{_P}pods_not_taken_over", REPLICA): "0x60",

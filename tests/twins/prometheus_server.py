@@ -61,6 +61,12 @@ class Prometheus:
             return [Value({}, float(data["result"][1]))]
         return [Value(each["metric"], float(each["value"][1])) for each in data["result"]]
 
+    def samples(self, selector: str, window: str, at: float) -> list[tuple[float, float]]:
+        """Return the times and values of one series up to a time."""
+        data = self._get("query", query=f"{selector}[{window}]", time=f"{at:.3f}")
+        (series,) = data["result"]
+        return [(moment, float(value)) for moment, value in series["values"]]
+
     def label_values(self, label: str, match: str) -> list[str]:
         return list(self._get(f"label/{label}/values", **{"match[]": match}))
 
@@ -181,10 +187,12 @@ class Dashboard:
         """Every panel that asks for something."""
         yield from (each for each in self.document["panels"] if each["type"] != "row")
 
-    def ask(self, panel: Mapping[str, Any], ref: str = "A") -> list[Value]:
-        """What one query of a panel gives now."""
+    def ask(
+        self, panel: Mapping[str, Any], ref: str = "A", *, at: float | None = None
+    ) -> list[Value]:
+        """What one query of a panel gives, now or at a time."""
         (expr,) = (each["expr"] for each in panel["targets"] if each["refId"] == ref)
-        return self._prometheus.query(self.filled(expr), time.time())
+        return self._prometheus.query(self.filled(expr), time.time() if at is None else at)
 
     def titled(self, title: str, kind: str = "") -> Mapping[str, Any]:
         """The panel of this title, and kind if several have it."""

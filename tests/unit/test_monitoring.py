@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import generate_monitoring
 import pytest
 import yaml
 from alert_cases import CASES, Case
 
+import generate_monitoring
 from allotment.cli.groups import COMMANDS
 from allotment.metrics import agent, scheduler, use
 from monitoring.alerts import ALERTS
@@ -194,7 +194,9 @@ def test_scrapes_meet_the_manifests(root: Path) -> None:
         )
         labels = pod["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels.items()
-        ports = {port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", ())}
+        ports = {
+            port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", ())
+        }
         (endpoint,) = spec["podMetricsEndpoints"]
         assert endpoint["port"] in ports
         kept = jobs[name]["relabel_configs"][0]["regex"].split(";")
@@ -226,7 +228,9 @@ def expectation(case: Case, mark: Mapping[str, str]) -> Json:
     return {
         "expr": f"ALERTS{{{written_labels(firing)}}}",
         "eval_time": case.at,
-        "exp_samples": [{"labels": f"ALERTS{{{written_labels(each)}}}", "value": 1} for each in samples],
+        "exp_samples": [
+            {"labels": f"ALERTS{{{written_labels(each)}}}", "value": 1} for each in samples
+        ],
     }
 
 

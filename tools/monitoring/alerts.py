@@ -57,9 +57,7 @@ _SHARE: Final = (
     " {{ $labels.container }}{{ $labels.request }} (share {{ $labels.share }},"
     " node {{ $labels.node }})"
 )
-_LOGS: Final = (
-    "kubectl -n allotment-system logs ds/allotment-agent --all-pods --since=1h | grep {{ $labels.%s }}"
-)
+_LOGS: Final = "kubectl -n allotment-system logs ds/allotment-agent --all-pods --since=1h | grep {{ $labels.%s }}"
 _AGENT_POD: Final = (
     "kubectl -n allotment-system get pods -l app.kubernetes.io/component=agent"
     " --field-selector spec.nodeName={{ $labels.node }}"
@@ -317,7 +315,7 @@ SCHEDULER: Final = Group(
         ),
         Alert(
             "NobodyLeads",
-            'sum without (instance, pod) (allotment_scheduler_leading) < 1',
+            "sum without (instance, pod) (allotment_scheduler_leading) < 1",
             "1m",
             "critical",
             "No replica of the scheduler leads.",

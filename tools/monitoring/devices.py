@@ -362,7 +362,9 @@ SHARES: Final = Board(
                     " time.",
                     (
                         Query(
-                            some("sum(increase(allotment_share_memory_refusals_total{%s}[$__range]))")
+                            some(
+                                "sum(increase(allotment_share_memory_refusals_total{%s}[$__range]))"
+                            )
                         ),
                     ),
                     width=4,
@@ -432,11 +434,7 @@ SHARES: Final = Board(
                     "lines",
                     "The most that a share had at once, since its creation. A low one asks for too"
                     " much.",
-                    (
-                        Query(
-                            f"{_each('memory_peak_bytes')} / {_each('memory_limit_bytes')}", NAME
-                        ),
-                    ),
+                    (Query(f"{_each('memory_peak_bytes')} / {_each('memory_limit_bytes')}", NAME),),
                     "percentunit",
                     width=12,
                 ),

@@ -125,11 +125,7 @@ FLEET: Final = Board(
                     "stat",
                     "Limits of all shares, as a part of the memory that shares can have. Above"
                     " 100 %, some of it is promised on the host.",
-                    (
-                        Query(
-                            of_all(f"sum(allotment_gpu_memory_allocated_bytes{{%s}}) / {USABLE}")
-                        ),
-                    ),
+                    (Query(of_all(f"sum(allotment_gpu_memory_allocated_bytes{{%s}}) / {USABLE}")),),
                     "percentunit",
                     width=3,
                     height=4,
@@ -199,9 +195,7 @@ FLEET: Final = Board(
                     " processes use.",
                     (
                         Query(of_all("sum(allotment_gpu_memory_total_bytes{%s})"), "there"),
-                        Query(
-                            of_all("sum(allotment_gpu_memory_allocated_bytes{%s})"), "promised"
-                        ),
+                        Query(of_all("sum(allotment_gpu_memory_allocated_bytes{%s})"), "promised"),
                         Query(of_all("sum(allotment_gpu_memory_used_bytes{%s})"), "in use"),
                         Query(
                             of_all("sum(allotment_gpu_memory_outside_bytes{%s})"),
@@ -360,7 +354,9 @@ _GPUS: Final = Panel(
 )
 
 
-def _of_gpus(title: str, description: str, name: str, unit: str, most: float | None = None) -> Panel:
+def _of_gpus(
+    title: str, description: str, name: str, unit: str, most: float | None = None
+) -> Panel:
     """A line for each GPU of the node, by its index."""
     expr = here(f"sum by (index) (allotment_gpu_{name} * {INDEX})")
     return Panel(title, "lines", description, (Query(expr, "GPU {{index}}"),), unit, most=most)
@@ -585,9 +581,7 @@ NODES: Final = Board(
                             here("min by (what) (allotment_agent_api_synced{%s})"),
                             "updates of {{what}}",
                         ),
-                        Query(
-                            here("min by (what) (allotment_use_read{%s})"), "scrape of {{what}}"
-                        ),
+                        Query(here("min by (what) (allotment_use_read{%s})"), "scrape of {{what}}"),
                     ),
                     states=("no", "yes"),
                 ),

@@ -343,7 +343,7 @@ def _table(panel: Panel) -> table.Panel:
             schema.DataTransformerConfig(
                 id_val="organize",
                 options={
-                    "excludeByName": {"Time": True, **{name: True for name in hidden}},
+                    "excludeByName": {"Time": True, **dict.fromkeys(hidden, True)},
                     "indexByName": {name: number for number, name in enumerate(order)},
                     "renameByName": {**panel.labels, **titles},
                 },

@@ -35,9 +35,7 @@ _MEMORY_PART: Final = (
     " / on (gpu) group_left () max by (gpu) (allotment_gpu_memory_total_bytes))"
 )
 _TIME_PART: Final = "(allotment_share_compute_guaranteed_ratio{%s} + 0)"
-KEPT: Final = (
-    f"clamp_max(({_MEMORY_PART} > {_TIME_PART}) or {_TIME_PART} or {_MEMORY_PART}, 1)"
-)
+KEPT: Final = f"clamp_max(({_MEMORY_PART} > {_TIME_PART}) or {_TIME_PART} or {_MEMORY_PART}, 1)"
 _RUNS: Final = (
     "(rate(allotment_share_gpu_seconds_total{%s}[$__rate_interval])"
     " or (allotment_share_utilization_ratio{%s} + 0))"
