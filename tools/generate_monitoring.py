@@ -29,9 +29,10 @@ _PAGE: Final = """\
 
 <!-- Written by tools/generate_monitoring.py. -->
 
-The alerts of [`deploy/monitoring/alerts.yaml`](../../deploy/monitoring/alerts.yaml), for Prometheus, and of
-[`prometheus-rule.yaml`](../../deploy/monitoring/prometheus-rule.yaml), for its operator. [Monitoring](../guides/monitoring.md) says how to load
-them. Each annotation `runbook_url` leads here.
+The alerts of [`alerts.yaml`](../../deploy/monitoring/alerts.yaml), for Prometheus, and of
+[`prometheus-rule.yaml`](../../deploy/monitoring/prometheus-rule.yaml), for its operator.
+[Monitoring](../guides/monitoring.md) says how to load them. Each annotation `runbook_url` leads
+here.
 
 | severity | meaning |
 |---|---|

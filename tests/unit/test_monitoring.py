@@ -178,7 +178,7 @@ def test_rules_are_valid(root: Path) -> None:
 
 
 def test_scrapes_meet_the_manifests(root: Path) -> None:
-    """Both configurations select the pods that the manifests make, and the port of their metrics."""
+    """Both configurations select the pods of the manifests, and the port of their metrics."""
     documents = yaml.safe_load_all((root / "deploy/monitoring/pod-monitors.yaml").read_text())
     monitors = {each["metadata"]["name"]: each["spec"] for each in documents}
     config = yaml.safe_load((root / "deploy" / "monitoring" / "prometheus.yaml").read_text())

@@ -57,7 +57,10 @@ _SHARE: Final = (
     " {{ $labels.container }}{{ $labels.request }} (share {{ $labels.share }},"
     " node {{ $labels.node }})"
 )
-_LOGS: Final = "kubectl -n allotment-system logs ds/allotment-agent --all-pods --since=1h | grep {{ $labels.%s }}"
+_LOGS: Final = (
+    "kubectl -n allotment-system logs ds/allotment-agent --all-pods --since=1h"
+    " | grep {{ $labels.%s }}"
+)
 _AGENT_POD: Final = (
     "kubectl -n allotment-system get pods -l app.kubernetes.io/component=agent"
     " --field-selector spec.nodeName={{ $labels.node }}"
@@ -178,7 +181,7 @@ GPUS: Final = Group(
             f"{_DEVICE} reported XID {{{{ $labels.xid }}}}.",
             "Some XIDs are faults of a program, others of the GPU. If the GPU is at fault,"
             " AllotmentGpuUnhealthy fires as well.",
-            "nvidia-smi -q -i {{ $labels.device }} (on the node); NVIDIA's catalogue has the number",
+            "nvidia-smi -q -i {{ $labels.device }} (on the node); see NVIDIA's XID catalogue",
         ),
         Alert(
             "EccErrors",

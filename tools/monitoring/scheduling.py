@@ -35,10 +35,10 @@ def _by(label: str, name: str) -> Query:
     return Query(of(f"max by ({label}) ({P}{name}{{%s}})"), f"{{{{{label}}}}}")
 
 
-def _grown(label: str, name: str) -> Query:
+def _grown(label: str, name: str, before: str = "") -> Query:
     return Query(
         of(f"sum by ({label}) (increase({P}{name}_total{{%s}}[$__rate_interval]))"),
-        f"{{{{{label}}}}}",
+        f"{before}{{{{{label}}}}}",
     )
 
 
@@ -88,7 +88,7 @@ SCHEDULER: Final = Board(
                 _number("Not in sync", "Replicas whose updates from the API server do not arrive.",
                         f"count({P}api_synced{{%s}} == 0) or vector(0)", bad=True),
                 _number("Pods not counted",
-                        "Pods that use GPUs, and whose GPUs are not known: they may be given twice.",
+                        "Pods that use GPUs which are not known: these may be given twice.",
                         f"max({P}pods_not_taken_over{{%s}}) + max({P}pods_without_placement{{%s}})",
                         bad=True),
                 _number("Objects left out",
@@ -204,8 +204,7 @@ SCHEDULER: Final = Board(
                               "bound"),
                         Query(of(f"sum(increase({P}pods_unbound_total{{%s}}[$__rate_interval]))"),
                               "bindings failed"),
-                        Query(of(f"sum by (why) (increase({P}pods_refused_total{{%s}}"
-                                 "[$__rate_interval]))"), "fits nowhere: {{why}}"),
+                        _grown("why", "pods_refused", "fits nowhere: "),
                     ),
                 ),
                 Panel(
@@ -258,14 +257,10 @@ SCHEDULER: Final = Board(
                       "Failed calls, TLS handshakes that failed, tasks that were started again, and"
                       " events that were dropped.",
                       (
-                          Query(of(f"sum by (verb) (increase({P}requests_failed_total{{%s}}"
-                                   "[$__rate_interval]))"), "failed {{verb}}"),
-                          Query(of(f"sum by (why) (increase({P}extender_handshakes_failed_total{{%s}}"
-                                   "[$__rate_interval]))"), "kube-scheduler: {{why}}"),
-                          Query(of(f"sum by (why) (increase({P}webhook_handshakes_failed_total{{%s}}"
-                                   "[$__rate_interval]))"), "API server: {{why}}"),
-                          Query(of(f"sum by (part) (increase({P}parts_begun_anew_total{{%s}}"
-                                   "[$__rate_interval]))"), "started again: {{part}}"),
+                          _grown("verb", "requests_failed", "failed "),
+                          _grown("why", "extender_handshakes_failed", "kube-scheduler: "),
+                          _grown("why", "webhook_handshakes_failed", "API server: "),
+                          _grown("part", "parts_begun_anew", "started again: "),
                           Query(of(f"sum(increase({P}events_dropped_total{{%s}}"
                                    "[$__rate_interval]))"), "events dropped"),
                       ), width=12),

@@ -222,7 +222,8 @@ NAMESPACES: Final = Board(
                     (
                         Query(
                             chosen(
-                                "max by (namespace) (allotment_scheduler_namespace_memory_bytes{%s})"
+                                "max by (namespace)"
+                                " (allotment_scheduler_namespace_memory_bytes{%s})"
                             ),
                             "{{namespace}}",
                         ),
