@@ -91,9 +91,7 @@ class Users:
         if match is not None and (uuid := self._by_minor(int(match[1]))):
             yield replace(self._holder(held, uuid, resource=claim.driver), claim=claim.claim)
 
-    def _holder(
-        self, held: Held, uuid: str, *, resource: str, replica: str = ""
-    ) -> GpuHolder:
+    def _holder(self, held: Held, uuid: str, *, resource: str, replica: str = "") -> GpuHolder:
         slice_of = self._devices[uuid].slice_of
         return GpuHolder(
             gpu=slice_of.gpu if slice_of else uuid,
@@ -213,7 +211,9 @@ def _minor(device: Device) -> int | None:
 
 
 def _busy(reading: Reading | None, pid: int) -> float | None:
-    percents = (each.gpu_percent for each in reading.processes if each.pid == pid) if reading else ()
+    percents = (
+        (each.gpu_percent for each in reading.processes if each.pid == pid) if reading else ()
+    )
     percent = next(iter(percents), None)
     return None if percent is None else percent / 100
 

@@ -6,8 +6,8 @@ Those of the cluster are read from the book on a scrape, and only from the leade
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from allotment.metrics.figures import Figure, Figures
@@ -74,8 +74,7 @@ AMOUNTS: Final[Mapping[str, str]] = {
 """`allotment_scheduler_device_NAME` by model, and `allotment_scheduler_node_NAME` by node."""
 
 CLUSTER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "cluster_read": ((), "1: the figures of the cluster are in this scrape; 0: this replica does"
-                     " not lead, or did not answer in time."),
+    "cluster_read": ((), "1: read in time for this scrape; 0: not, or another replica leads."),
     **{f"device_{name}": (("model",), f"{text}, by model.") for name, text in AMOUNTS.items()},
     **{f"node_{name}": (("node",), f"{text}, by node.") for name, text in AMOUNTS.items()},
     "node_claims": (("node",), "Allocated ResourceClaims, by node."),
@@ -108,6 +107,7 @@ class Series(NamedTuple):
     values: Sequence[float]
 
 
+@lru_cache(maxsize=1 << 14)  # nodes and namespaces stay
 def labelled(name: str, *values: str) -> str:
     """Return the labels of a series of one of `CLUSTER`, as they are written."""
     return label_text(dict(zip(CLUSTER[name][0], values, strict=True)))
@@ -134,8 +134,8 @@ def write_cluster(found: Iterable[Series], *, is_open: bool) -> bytes:
     return "".join(texts).encode()
 
 
-def _lines(series: Series) -> Iterator[str]:
+def _lines(series: Series) -> list[str]:
     name = PREFIX + series.name
     head = f"# HELP {name} {CLUSTER[series.name][1]}\n# TYPE {name} gauge\n"
     pairs = zip(series.labels, series.values, strict=True)
-    return chain((head,), (f"{name}{labels} {value}\n" for labels, value in pairs))
+    return [head, *[f"{name}{labels} {value}\n" for labels, value in pairs]]

@@ -257,9 +257,7 @@ def _processes_within(
     for key, some in of_user.items():
         user = most.get(key)
         if user is not None:
-            yield from _within(
-                some, memory=user.memory_used or 0, busy=user.utilization or 0.0
-            )
+            yield from _within(some, memory=user.memory_used or 0, busy=user.utilization or 0.0)
 
 
 class ShareFigure(msgspec.Struct, frozen=True):

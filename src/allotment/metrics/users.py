@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the users of GPUs beside the shares: the pods that hold them, processes outside of
-shares by container, and, where asked for, each process.
+"""Metrics of the users of GPUs beside the shares.
+
+The containers that hold them, processes outside of shares by container, and, where asked for, each
+process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +104,8 @@ PROCESS_FIGURES: Final = (
     UserFigure("utilization_ratio", "gauge",
            "Part of the last second or so in which its kernels ran.",
            lambda use: use.utilization),
-    UserFigure("gpu_seconds", "counter", "Measured GPU time of a process, on all devices of its share.",
+    UserFigure("gpu_seconds", "counter",
+               "Measured GPU time of a process, on all devices of its share.",
            lambda use: None if use.gpu_ns is None else use.gpu_ns / _NS),
 )  # fmt: skip
 """`allotment_process_NAME`: where asked for (`allotment.metrics.perProcess`)."""

@@ -231,4 +231,3 @@ def _of_quotas(quotas: Sequence[QuotaUse]) -> Iterator[Series]:
         amounts = [getattr(each, name) for each in quotas]
         values = [amount / unit for amount, unit in zip(amounts, units, strict=True)]
         yield Series("quota_used" if name == "used" else "quota_limit", labels, values)
-

@@ -32,7 +32,11 @@ from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.figures import _FIELDS, Books, ClusterFigures, Snapshot, series
 
 NAMES = ["a", "b"]
-SHARE = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "20Gi", "allotment.dev/gpu-compute": "30"}
+SHARE = {
+    "allotment.dev/gpu": "1",
+    "allotment.dev/gpu-memory": "20Gi",
+    "allotment.dev/gpu-compute": "30",
+}
 
 
 class Scene:
@@ -89,7 +93,9 @@ def samples(text: bytes) -> list[Sample]:
 
 def value(found: Iterable[Sample], name: str, **labels: str) -> float:
     (sample,) = (
-        each for each in found if each.name == PREFIX + name and labels.items() <= each.labels.items()
+        each
+        for each in found
+        if each.name == PREFIX + name and labels.items() <= each.labels.items()
     )
     return float(sample.value)
 
@@ -230,7 +236,7 @@ def test_all_metrics_of_the_table_are_there_once_in_both_formats() -> None:
 def read_in_a_thread(figures: ClusterFigures, *, calls: int = 1) -> list[bytes]:
     async def work() -> list[bytes]:
         figures.start()
-        return [await asyncio.to_thread(figures.text, False) for _ in range(calls)]  # noqa: FBT003
+        return [await asyncio.to_thread(figures.text, False) for _ in range(calls)]
 
     return asyncio.run(work())
 
@@ -266,10 +272,10 @@ def test_a_hanging_event_loop_leaves_them_out() -> None:
 
     async def work() -> None:
         figures.start()
-        reader = threading.Thread(target=lambda: texts.append(figures.text(False)))  # noqa: FBT003
+        reader = threading.Thread(target=lambda: texts.append(figures.text(False)))
         reader.start()
         reader.join()  # the loop does nothing meanwhile
 
     asyncio.run(work())
     assert value(samples(texts[0]), "cluster_read") == 0
-    assert figures.text(True).endswith(b"# EOF\n")  # noqa: FBT003
+    assert figures.text(True).endswith(b"# EOF\n")

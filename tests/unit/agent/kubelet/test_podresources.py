@@ -123,9 +123,9 @@ def test_an_older_kubelet_and_one_that_hangs_do_not_answer(tmp_path: Path) -> No
     server.add_insecure_port(f"unix:{path}")
     server.start()
     try:
-        with podresources.PodResources(path, patience_s=0.1) as kubelet:
-            with pytest.raises(StateError, match="Deadline"):
-                kubelet.list()
+        hasty = podresources.PodResources(path, patience_s=0.1)
+        with hasty as kubelet, pytest.raises(StateError, match="Deadline"):
+            kubelet.list()
         with PodResources(path) as kubelet, pytest.raises(StateError, match="not found"):
             kubelet.allocatable()  # a call that it does not have
     finally:

@@ -157,8 +157,9 @@ class Events(RuleBasedStateMachine):
         assert fresh.totals() == self.cluster.totals()
         by_node = self.cluster.totals_by_node()
         assert by_node.names == list(self.cluster.nodes)
-        of_models = zip(*self.cluster.totals().values(), strict=True)
-        assert by_node.sums.sum(axis=0).tolist() == [sum(each) for each in of_models] or not by_node.names
+        if by_node.names:
+            of_models = zip(*self.cluster.totals().values(), strict=True)
+            assert by_node.sums.sum(axis=0).tolist() == [sum(each) for each in of_models]
         assert {uid: self.cluster.booking(uid) for uid in self.pods} == self.pods
 
 
