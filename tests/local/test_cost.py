@@ -46,7 +46,9 @@ class Story:
         )
 
 
-def soft(limit: float, used: float, peak: float, guarantee: float, ceiling: float = 1.0) -> dict[str, float]:
+def soft(
+    limit: float, used: float, peak: float, guarantee: float, ceiling: float = 1.0
+) -> dict[str, float]:
     return {
         "memory_limit_bytes": limit * GI,
         "memory_used_bytes": used * GI,
@@ -122,7 +124,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         def is_ready() -> bool:
             try:
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=10) as answer:
+                with urllib.request.urlopen(f"{url}/-/ready", timeout=10) as answer:  # noqa: S310
                     return bool(answer.status == 200)
             except OSError:
                 return False
@@ -142,7 +144,7 @@ def test_a_cost_adds_up_to_what_is_paid(allot: Allot, prometheus: str) -> None:
     assert done.returncode == 0, done.stderr
     bill = json.loads(done.stdout)
     hours, money = bill["total"]["gpu_hours"], bill["total"]["money"]
-    assert (bill["currency"], bill["models"]) == ("EUR", {A100: 2})
+    assert (bill["currency"], bill["models"]) == ("EUR", [{"model": A100, "gpus": 2}])
     assert hours["paid"] == pytest.approx(2 * 24 * DAYS)
     assert money["paid"] == pytest.approx(2 * 24 * DAYS * 2.5)
     parts = ("unallocated", "unused", "held", "busy")
@@ -155,8 +157,9 @@ def test_a_cost_adds_up_to_what_is_paid(allot: Allot, prometheus: str) -> None:
     # A notebook with a fifth of a GPU that it does not use, and a share of two hours.
     assert of["lab"]["paid"] == pytest.approx(0.2 * whole + 2 * 0.1, rel=0.01)
     assert of["lab"]["held"] == pytest.approx(2 / 80, rel=0.1)
-    of_ml = allot("cost", "--prometheus", prometheus, "-n", "ml", "--price", "a100=10").stdout
-    assert f"{0.8 * whole * 10:,.2f}" in of_ml.replace("2,687.", "2,688.")
+    words = ("-n", "ml", "--price", "a100=10", "-o", "json")
+    (of_ml,) = json.loads(allot("cost", "--prometheus", prometheus, *words).stdout)["namespaces"]
+    assert of_ml["money"]["paid"] == pytest.approx(0.8 * whole * 10)
 
 
 def test_the_advice_follows_from_the_peaks(allot: Allot, prometheus: str) -> None:
@@ -186,3 +189,23 @@ def test_a_model_that_is_not_there_is_named(allot: Allot, prometheus: str) -> No
     done = allot("cost", "--prometheus", prometheus, "--price", "h100=4")
     assert done.returncode == 2
     assert f"the models are: {A100} (2)" in done.stderr
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_without_prometheus_the_ledgers_of_this_machine_count(allot: Allot, tmp_path: Path) -> None:
+    where = ("--simulated", "a100-80gb")
+    words = ("--name", "web", "--memory", "25%", "--compute", "50", "--cdi-dir", tmp_path)
+    made = allot("cdi", "create", *where, *words)
+    assert made.returncode == 0, made.stderr
+    done = allot("cost", *where, "--price", "a100=2", "--currency", "EUR", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    bill = json.loads(done.stdout)
+    assert (bill["begin"], bill["total"]["money"]["paid"]) == (None, 2)
+    assert bill["unallocated"]["money"]["unallocated"] == 1
+    assert [each["money"]["unused"] for each in bill["namespaces"]] == [1]
+    assert "without --prometheus there is no past" in done.stderr
+    waits = allot("advise", *where)
+    assert "watched for too short a time" in waits.stdout
+    (found,) = json.loads(allot("advise", *where, "--least", "0", "-o", "json").stdout)["workloads"]
+    assert (found["workload"], found["verdict"]) == ("web", "remove")
+    assert "--days needs --prometheus" in allot("advise", "--days", "3").stderr

@@ -13,7 +13,7 @@ from allotment.cli.cost_options import (
     check_namespace,
     from_prometheus,
     note,
-    price_notes,
+    note_prices,
     read_present,
     read_prices,
     source_options,
@@ -25,10 +25,14 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from allotment.cost.history import Span
+    from allotment.cost.peaks import Histories
     from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.workloads import Advice, ShareHistory, Workload
 
+_MI: Final = 1 << 20
+_GI: Final = 1 << 30
 _ORDER: Final = ("more", "remove", "less", "keep", "wait")
 
 
@@ -90,7 +94,7 @@ def command(
       allot advise --prometheus http://127.0.0.1:9090 -n ml --days 30 --margin 30
       allot advise --least 1h -o json
     """  # noqa: D301 - click's mark
-    from allotment.cost.workloads import Policy, advise, workloads
+    from allotment.cost.workloads import AdviceRules, advise, workloads
 
     check_days(context, prometheus)
     prices = read_prices(price, currency)
@@ -103,10 +107,10 @@ def command(
             raise UsageError("--least is more than --days", hint="ask for more days")
     check_models(prices, models)
     check_namespace(namespace, {each.namespace for each in histories})
-    policy = Policy(margin=margin / 100, least_s=least_ns / 1e9)
+    rules = AdviceRules(margin=margin / 100, least_s=least_ns / 1e9)
     advices = sorted(
         (
-            advise(each, policy)
+            advise(each, rules)
             for each in workloads(histories)
             if namespace is None or each.namespace == namespace
         ),
@@ -121,15 +125,14 @@ def command(
             "without --prometheus: peaks are since each share began, and peaks of compute are not"
             " known"
         )
-    has_prices = any(each.workload.price is not None for each in advices)
-    if advices:
-        price_notes(prices, models, has_prices=has_prices, unpriced_hours=0)
+    if all(each.workload.price is None for each in advices):
+        note_prices(models, models)
 
 
 def _past(
     prices: "Prices", url: str, days: int
 ) -> "tuple[Sequence[ShareHistory], Mapping[str, int], str]":
-    async def read(prometheus: "Prometheus", span: Any) -> Any:  # noqa: ANN401 - imported late
+    async def read(prometheus: "Prometheus", span: "Span") -> "Histories":
         from allotment.cost.peaks import share_histories
 
         return await share_histories(prometheus, span, prices)
@@ -198,7 +201,7 @@ def _row(advice: "Advice") -> dict[str, str]:
         "ASKS": format_bytes(workload.limit),
         "PEAK": _bytes(workload.peak),
         "P99": _bytes(workload.used_p99),
-        "MEMORY": _bytes(advice.memory),
+        "MEMORY": "-" if advice.memory is None else _exact(advice.memory),
         "COMPUTE": _compute(advice),
         "TIME": "-" if workload.time_p99 is None else f"{100 * workload.time_p99:.0f} %",
         "FREES": format_bytes(advice.freed_bytes) if advice.freed_bytes else "-",
@@ -217,6 +220,11 @@ def workload_text(workload: "Workload") -> str:
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
+
+
+def _exact(size: int) -> str:
+    """Return an amount as a pod can ask for it: a multiple of Mi."""
+    return format_bytes(size) if size % _GI == 0 else f"{size // _MI}Mi"
 
 
 def _percent(part: float) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot cost`: what is paid for GPUs, and how much of it is not used, by namespace."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ from allotment.cli.cost_options import (
     check_namespace,
     from_prometheus,
     note,
-    price_notes,
+    note_prices,
     read_present,
     read_prices,
     source_options,
@@ -25,6 +25,7 @@ from allotment.cli.tables import Column, cells_of, print_table
 from allotment.model.formats import format_count
 
 if TYPE_CHECKING:
+    from allotment.cost.history import Past, Span
     from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.splitting import Account, GpuHour, Split
@@ -47,6 +48,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     unwatched: float = 0.0
     """GPU hours without a figure."""
+    unpriced_models: Collection[str] = ()
 
 
 @click.command(short_help="Show what GPUs cost, and how much of it is not used.")
@@ -95,32 +97,31 @@ def command(
         print_document(cost_document(bill, namespace), output)
     else:
         _print(bill, namespace)
-    _notes(bill, prices)
+    _notes(bill)
 
 
 def _past(prices: "Prices", url: str, days: int) -> Bill:
-    from allotment.cost.splitting import accounts
+    async def read(prometheus: "Prometheus", span: "Span") -> "Past":
+        from allotment.cost.history import past_accounts
 
-    async def read(prometheus: "Prometheus", span: Any) -> Any:  # noqa: ANN401 - imported late
-        from allotment.cost.history import gpu_hours
-
-        return await gpu_hours(prometheus, span, prices)
+        return await past_accounts(prometheus, span, prices)
 
     past, span = from_prometheus("allot cost", url, days, read)
     return Bill(
-        accounts=accounts(past.hours),
+        accounts=past.accounts,
         models=past.models,
         currency=past.currency,
         is_present=False,
         begin=span.begin,
         end=span.ends()[-1],
         unwatched=past.unwatched,
+        unpriced_models=past.unpriced_models,
     )
 
 
 def _present(prices: "Prices", state: Path | None, simulated: str | None) -> Bill:
     from allotment.cost.present import gpu_hours
-    from allotment.cost.splitting import accounts
+    from allotment.cost.splitting import accounts, unpriced_models
 
     found = read_present(state, simulated)
     hours: list[GpuHour] = gpu_hours(
@@ -133,6 +134,7 @@ def _present(prices: "Prices", state: Path | None, simulated: str | None) -> Bil
         is_present=True,
         begin=found.now,
         end=found.now,
+        unpriced_models=unpriced_models(hours),
     )
 
 
@@ -191,7 +193,7 @@ def _cells(name: str, account: "Account", *, has_money: bool) -> dict[str, str]:
     return cells
 
 
-def _notes(bill: Bill, prices: "Prices") -> None:
+def _notes(bill: Bill) -> None:
     from allotment.cost.splitting import GPU_HOUR
 
     total = _total(bill)
@@ -200,12 +202,9 @@ def _notes(bill: Bill, prices: "Prices") -> None:
             "without --prometheus there is no past: memory is that of now, and the time of kernels"
             " is the mean since each share began"
         )
-    price_notes(
-        prices,
-        bill.models,
-        has_prices=total.money.paid > 0 or total.unpriced < total.hours.paid,
-        unpriced_hours=total.unpriced / GPU_HOUR,
-    )
+    note_prices(bill.models, bill.unpriced_models)
+    if 0 < total.unpriced < total.hours.paid:
+        note(f"{total.unpriced / GPU_HOUR:,.1f} GPU hours without a price are in no sum of money")
     if bill.unwatched >= 1:
         note(f"{bill.unwatched:,.0f} GPU hours have no figures, and are not in PAID")
     if total.unmeasured:
@@ -220,7 +219,7 @@ def cost_document(bill: Bill, namespace: str | None = None) -> dict[str, Any]:
         "begin": None if bill.is_present else utc(bill.begin),
         "end": utc(bill.end),
         "currency": bill.currency or None,
-        "models": dict(bill.models),
+        "models": [{"model": model, "gpus": count} for model, count in sorted(bill.models.items())],
         "gpu_hours_unwatched": round(bill.unwatched, 3),
         "namespaces": [
             {"namespace": name or None, **_account(each)}

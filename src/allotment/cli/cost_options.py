@@ -91,18 +91,12 @@ def _listed(models: Mapping[str, int]) -> str:
     return ", ".join(f"{model} ({count})" for model, count in sorted(models.items()))
 
 
-def price_notes(
-    prices: "Prices", models: Mapping[str, int], *, has_prices: bool, unpriced_hours: float
-) -> None:
-    """Say which GPUs have no price."""
-    if not has_prices:
-        note(f"no prices: amounts are GPU hours; give --price MODEL=PRICE for {_listed(models)}")
-    elif unpriced_hours:
-        without = {name: count for name, count in models.items() if prices.of(name) is None}
-        note(
-            f"{unpriced_hours:,.1f} GPU hours have no price and are in no sum of money; models"
-            f" without --price: {_listed(without)}"
-        )
+def note_prices(models: Mapping[str, int], without: Collection[str]) -> None:
+    """Say which models have no price."""
+    if without:
+        text = "no GPU has a price" if len(without) == len(models) else "some GPUs have no price"
+        named = {model: models.get(model, 0) for model in without}
+        note(f"{text}; give --price MODEL=PRICE for {_listed(named)}")
 
 
 def note(text: str) -> None:

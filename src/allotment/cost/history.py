@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The past of a cluster's shares and GPUs, as Prometheus has it.
+"""What was paid for a cluster's GPUs, as Prometheus has its past.
 
 A cost is summed hour by hour, with means over each hour; what was absent counts as 0. Instants are
 5 minutes apart, as long as Prometheus shows a series after its last sample. A day is asked for at a
@@ -7,6 +7,7 @@ time, so that no answer depends on the number of days.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -14,7 +15,14 @@ import msgspec
 
 from allotment.cost.prices import MICROS, Prices
 from allotment.cost.prometheus import Prometheus, PrometheusError, Series
-from allotment.cost.splitting import OUTSIDE, GpuHour, ShareHour
+from allotment.cost.splitting import (
+    OUTSIDE,
+    Account,
+    GpuHour,
+    ShareHour,
+    accounts,
+    unpriced_models,
+)
 from allotment.model.errors import NotFoundError
 from allotment.model.modes import traits_of
 
@@ -110,53 +118,75 @@ class _ShareFacts(msgspec.Struct):
     utilization: float | None = None
 
 
-class Past(msgspec.Struct, kw_only=True):
-    """The hours of a range."""
+class _Watched(msgspec.Struct):
+    """The time in which a GPU was watched: parts of hours."""
 
-    hours: list[GpuHour]
-    models: dict[str, int]
+    first: float
+    last: float
+    at_first: float
+    at_last: float
+    total: float
+
+    def add(self, time: float, present: float) -> None:
+        self.total += present
+        if time < self.first:
+            self.first, self.at_first = time, present
+        elif time > self.last:
+            self.last, self.at_last = time, present
+
+    def missing(self) -> float:
+        """Return the hours between the first and the last without figures."""
+        between = (self.last - self.first) / _HOUR_S - 1
+        return max(0.0, between - (self.total - self.at_first - self.at_last))
+
+
+class Past(msgspec.Struct, kw_only=True):
+    """What was paid in a range."""
+
+    accounts: dict[str | None, Account]
+    models: Mapping[str, int]
     """GPUs by model."""
-    gpus: int
+    unpriced_models: set[str]
     unwatched: float
     """GPU hours without any figure, between the first and the last hour of each GPU."""
     currency: str
     """Of the prices: as the setting says, or the metric."""
 
 
-async def gpu_hours(prometheus: Prometheus, span: Span, prices: Prices) -> Past:
-    """Return each hour of each GPU. Raises `PrometheusError`, `NotFoundError`.
+async def past_accounts(prometheus: Prometheus, span: Span, prices: Prices) -> Past:
+    """Return what was paid in a range. Raises `PrometheusError`, `NotFoundError`.
 
     A price of `prices` goes before that of the metric.
     """
     models: dict[str, str] = {}
-    seen: dict[str, dict[float, float]] = {}
-    past = Past(hours=[], models={}, gpus=0, unwatched=0.0, currency="")
+    watched: dict[str, _Watched] = {}
     currencies = {prices.currency}
+    found: dict[str | None, Account] = {}
+    unpriced: set[str] = set()
     for end in span.ends():
-        gpus, shares, found = await _day(prometheus, end, models)
+        gpus, shares, of_gpus = await _day(prometheus, end, models)
         currencies |= {
-            currency for gpu, currency in found if prices.of(models.get(gpu, "")) is None
+            currency for gpu, currency in of_gpus if prices.of(models.get(gpu, "")) is None
         }
         for (gpu, time), facts in gpus.items():
-            seen.setdefault(gpu, {})[time] = facts.present
-            past.hours.append(
-                _hour(facts, models.get(gpu, ""), shares.get((gpu, time), ()), prices)
-            )
-    if not past.hours:
+            new = _Watched(time, time, facts.present, facts.present, 0.0)
+            watched.setdefault(gpu, new).add(time, facts.present)
+        hours = [
+            _hour(facts, models.get(gpu, ""), shares.get((gpu, time), ()), prices)
+            for (gpu, time), facts in gpus.items()
+        ]
+        unpriced |= unpriced_models(hours)
+        for name, account in accounts(hours).items():
+            found[name] = found.get(name, Account()) + account
+    if not watched:
         raise nothing(span)
-    past.currency = one_currency(currencies)
-    for model in models.values():
-        past.models[model] = past.models.get(model, 0) + 1
-    past.gpus = len(seen)
-    past.unwatched = sum(map(_unwatched, seen.values()))
-    return past
-
-
-def _unwatched(hours: Mapping[float, float]) -> float:
-    """Return the hours between the first and the last of a GPU in which it was not watched."""
-    first, last = min(hours), max(hours)
-    between = max(0.0, (last - first) / _HOUR_S - 1)
-    return max(0.0, between - sum(hours[time] for time in hours if first < time < last))
+    return Past(
+        accounts=found,
+        models=Counter(models.values()),
+        unpriced_models=unpriced,
+        unwatched=sum(each.missing() for each in watched.values()),
+        currency=one_currency(currencies),
+    )
 
 
 def nothing(span: Span) -> NotFoundError:
@@ -204,20 +234,24 @@ async def _day(
     for name, found in of_gpus.items():
         for each in found:
             for time, number in each.points:
-                facts = gpus.setdefault((each.label("gpu"), time), _GpuFacts())
-                setattr(facts, name, number)
+                _add(gpus.setdefault((each.label("gpu"), time), _GpuFacts()), name, number)
     shares: dict[tuple[Key, float], _ShareFacts] = {}
     for name, found in of_shares.items():
         for each in found:
             for time, number in each.points:
-                facts_of = shares.setdefault((share_key(each), time), _share_facts(each))
-                setattr(facts_of, name, number)
+                _add(shares.setdefault((share_key(each), time), _share_facts(each)), name, number)
     by_gpu: dict[tuple[str, float], list[_ShareFacts]] = {}
     for (_, time), share in shares.items():
         by_gpu.setdefault((share.gpu, time), []).append(share)
     currencies = {(each.label("gpu"), each.label("currency")) for each in of_gpus["price"]}
     watched = {key: facts for key, facts in gpus.items() if facts.present}
     return watched, by_gpu, currencies
+
+
+def _add(facts: _GpuFacts | _ShareFacts, name: str, number: float) -> None:
+    """Add a figure. Series of one share that differ in a label follow each other in time."""
+    before = getattr(facts, name) or 0.0 if name != "price" else 0.0
+    setattr(facts, name, before + number)
 
 
 def share_key(series: Series) -> Key:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
+from allotment.kube.errors import reason_of
 from allotment.model.errors import AllotError, UsageError
 from allotment.model.formats import shortened
 from allotment.model.structs import prepared
@@ -110,7 +111,7 @@ class Prometheus:
         elif isinstance(error, ssl.SSLError | aiohttp.ClientSSLError):
             what = f"has no certificate that is trusted here: {error}"
         elif isinstance(error, aiohttp.ClientConnectorError):
-            what = f"cannot be reached: {error.os_error.strerror or error.os_error}"
+            what = f"cannot be reached: {reason_of(error.os_error)}"
         else:
             what = f"closes the connection: {str(error) or type(error).__name__}"
         return PrometheusError(
@@ -158,7 +159,10 @@ def _points(found: _Found) -> "list[tuple[float, float]]":
 async def connect(url: str) -> AsyncIterator[Prometheus]:
     """Connect by an address; nothing is sent yet. Raises `UsageError`."""
     base = url.rstrip("/")
-    parts = urlsplit(base)
+    try:
+        parts = urlsplit(base)
+    except ValueError as error:
+        raise UsageError(f"the address of Prometheus is none: {error}", hint=_HINT) from error
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
         raise UsageError(f"{shown(url)!r} is no address of Prometheus", hint=_HINT)
     async with aiohttp.ClientSession(timeout=_WAIT) as session:

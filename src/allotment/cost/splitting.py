@@ -155,6 +155,10 @@ def accounts(hours: Iterable[GpuHour]) -> dict[str | None, Account]:
     return found
 
 
+def unpriced_models(hours: Iterable[GpuHour]) -> set[str]:
+    return {hour.model for hour in hours if hour.price is None}
+
+
 def _entries(hour: GpuHour) -> Iterator[tuple[str | None, Account]]:
     rest, shares = split(hour)
     yield NOBODY, _priced(rest, hour.price)

@@ -155,7 +155,7 @@ def _most(values: Iterable[_Number | None]) -> _Number | None:
     return max((each for each in values if each is not None), default=None)
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class AdviceRules(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of the advice."""
 
     margin: float = 0.2
@@ -176,7 +176,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Added to a limit that refused memory: how much was missing is not known."""
 
 
-class Verdict(StrEnum):
+class AdviceVerdict(StrEnum):
     """What an advice comes to."""
 
     LESS = "less"
@@ -193,7 +193,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What a workload should ask for, on each device."""
 
     workload: Workload
-    verdict: Verdict
+    verdict: AdviceVerdict
     memory: int | None = None
     """None: nothing is advised; like the compute."""
     guarantee: float | None = None
@@ -209,40 +209,40 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
 
 
-def advise(workload: Workload, policy: Policy) -> Advice:
+def advise(workload: Workload, rules: AdviceRules) -> Advice:
     """Return the advice for a workload, with its reasons."""
-    if workload.watched_s < policy.least_s:
+    if workload.watched_s < rules.least_s:
         return Advice(
-            workload=workload, verdict=Verdict.WAIT, reasons=tuple(_facts(workload, policy))
+            workload=workload, verdict=AdviceVerdict.WAIT, reasons=tuple(_facts(workload, rules))
         )
     if _is_unused(workload):
         gone = Advice(
             workload=workload,
-            verdict=Verdict.REMOVE,
+            verdict=AdviceVerdict.REMOVE,
             memory=0,
             guarantee=0.0,
             reasons=("it never used its GPU",),
         )
         return _with_gain(gone)
-    memory = _memory(workload, policy)
-    guarantee, ceiling = _compute(workload, policy)
+    memory = _memory(workload, rules)
+    guarantee, ceiling = _compute(workload, rules)
     changes = [
         (memory or workload.limit) - workload.limit,
         (workload.guarantee if guarantee is None else guarantee) - workload.guarantee,
         (ceiling or workload.ceiling) - workload.ceiling,
     ]
-    verdict = Verdict.KEEP
+    verdict = AdviceVerdict.KEEP
     if any(change > 0 for change in changes):
-        verdict = Verdict.MORE
+        verdict = AdviceVerdict.MORE
     elif any(change < 0 for change in changes):
-        verdict = Verdict.LESS
+        verdict = AdviceVerdict.LESS
     advice = Advice(
         workload=workload,
         verdict=verdict,
         memory=memory,
         guarantee=guarantee,
         ceiling=ceiling,
-        reasons=tuple(_facts(workload, policy)),
+        reasons=tuple(_facts(workload, rules)),
     )
     return _with_gain(replace(advice, mode=_mode(advice)))
 
@@ -251,18 +251,18 @@ def _is_unused(workload: Workload) -> bool:
     return workload.peak == 0 and not workload.gpu_seconds and not workload.time_p99
 
 
-def _is_starving(workload: Workload, policy: Policy) -> bool:
-    return workload.held > policy.held
+def _is_starving(workload: Workload, rules: AdviceRules) -> bool:
+    return workload.held > rules.held
 
 
-def _facts(workload: Workload, policy: Policy) -> Iterable[str]:
+def _facts(workload: Workload, rules: AdviceRules) -> Iterable[str]:
     """Yield what decides besides the peaks."""
     if workload.refusals:
         times = "once" if workload.refusals == 1 else f"{workload.refusals} times"
         yield f"refused memory {times}"
         if workload.limit >= workload.gpu_memory:
             yield "its GPU has no more: it needs a larger one, or oversubscription"
-    if _is_starving(workload, policy):
+    if _is_starving(workload, rules):
         yield f"launches held back: {workload.held:.1f} threads on average"
     if workload.peak and workload.gpu_seconds == 0 and not workload.time_p99:
         yield "holds memory and never computed"
@@ -272,39 +272,39 @@ def _facts(workload: Workload, policy: Policy) -> Iterable[str]:
         yield "ended"
 
 
-def _memory(workload: Workload, policy: Policy) -> int | None:
+def _memory(workload: Workload, rules: AdviceRules) -> int | None:
     """None: its peak is not known, or it is promised no memory."""
     if traits_of(workload.mode).is_time_sliced or workload.peak is None:
         return None
-    need = workload.peak * (1 + policy.margin)
+    need = workload.peak * (1 + rules.margin)
     if workload.refusals:
-        need = max(need, workload.limit * (1 + policy.refused))
-    needed = min(_rounded_up(need, policy.step), workload.gpu_memory)
+        need = max(need, workload.limit * (1 + rules.refused))
+    needed = min(_rounded_up(need, rules.step), workload.gpu_memory)
     if workload.refusals:
         return max(needed, workload.limit)
     # A peak close to the limit was never refused: it fits, and the margin is no reason for more.
-    is_less = needed <= workload.limit * (1 - policy.least_change)
+    is_less = needed <= workload.limit * (1 - rules.least_change)
     return needed if is_less else workload.limit
 
 
-def _compute(workload: Workload, policy: Policy) -> tuple[float | None, float | None]:
+def _compute(workload: Workload, rules: AdviceRules) -> tuple[float | None, float | None]:
     """Return guarantee and ceiling; None: they stay."""
     time = workload.time_p99
-    if _is_starving(workload, policy):
-        is_limited = workload.ceiling < 1 and (time or 0.0) >= workload.ceiling * policy.at_ceiling
+    if _is_starving(workload, rules):
+        is_limited = workload.ceiling < 1 and (time or 0.0) >= workload.ceiling * rules.at_ceiling
         if is_limited:
-            return None, min(1.0, _part(workload.ceiling * (1 + policy.refused), policy))
-        need = max((time or 0.0) * (1 + policy.margin), workload.guarantee + policy.compute_step)
-        return min(workload.ceiling, max(workload.guarantee, _part(need, policy))), None
+            return None, min(1.0, _part(workload.ceiling * (1 + rules.refused), rules))
+        need = max((time or 0.0) * (1 + rules.margin), workload.guarantee + rules.compute_step)
+        return min(workload.ceiling, max(workload.guarantee, _part(need, rules))), None
     if time is None or not workload.guarantee:
         return None, None
-    need = _part(time * (1 + policy.margin), policy)
-    return min(workload.guarantee, max(need, policy.compute_step)), None
+    need = _part(time * (1 + rules.margin), rules)
+    return min(workload.guarantee, max(need, rules.compute_step)), None
 
 
-def _part(amount: float, policy: Policy) -> float:
-    steps = math.ceil(round(amount / policy.compute_step, 6))
-    return round(steps * policy.compute_step, 4)
+def _part(amount: float, rules: AdviceRules) -> float:
+    steps = math.ceil(round(amount / rules.compute_step, 6))
+    return round(steps * rules.compute_step, 4)
 
 
 def _rounded_up(amount: float, step: int) -> int:
@@ -333,7 +333,7 @@ def _with_gain(advice: Advice) -> Advice:
     workload = advice.workload
     if traits_of(workload.mode).is_exclusive and not advice.mode and advice.memory != 0:
         # It has the whole GPU whatever it asks for.
-        return replace(advice, memory=None, verdict=Verdict.KEEP)
+        return replace(advice, memory=None, verdict=AdviceVerdict.KEEP)
     count = max(1, workload.devices)
     memory = workload.limit if advice.memory is None else advice.memory
     guarantee = workload.guarantee if advice.guarantee is None else advice.guarantee
