@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -96,8 +96,8 @@ async def _ask(port: int, waiting: list[Json]) -> list[Json]:
 
 
 @contextmanager
-def scheduler(work: Path) -> Iterator[tuple[int, list[Json]]]:
-    """Run one beside an API server that lists; yield its port and its answers."""
+def scheduler(work: Path) -> Iterator[tuple[int, Callable[[], list[Json]]]]:
+    """Run one beside an API server that lists; yield its port, and what asks it about pods."""
     items, waiting = _objects()
 
     async def run(api_port: int, port: int) -> None:
@@ -113,7 +113,9 @@ def scheduler(work: Path) -> Iterator[tuple[int, list[Json]]]:
     with held_port() as api_port, held_port() as port, loop_in_a_thread() as begin:
         running = begin(run(api_port, port))
         try:
-            yield port, begin(_ask(port, waiting)).result(90)
+            ask = lambda: begin(_ask(port, waiting)).result(90)  # noqa: E731
+            ask()
+            yield port, ask
         finally:
             running.cancel()
             begin(asyncio.sleep(0.2)).result(30)

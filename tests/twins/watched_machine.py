@@ -132,8 +132,8 @@ def crowd(machine: Machine) -> Iterator[None]:
 
 
 @contextmanager
-def agent(machine: Machine) -> Iterator[int]:
-    """Serve the metrics of the machine's agent, aliases among them; yield the port."""
+def agent(machine: Machine) -> Iterator[tuple[int, AgentMetrics]]:
+    """Serve the metrics of the machine's agent, aliases among them; yield the port, too."""
     metrics = AgentMetrics()
     state = NodeState(
         devices={each.uuid: each for each in machine.devices},
@@ -150,7 +150,7 @@ def agent(machine: Machine) -> Iterator[int]:
         _count_some(metrics)
         try:
             with Server("127.0.0.1:0", metrics.registry, Probes(), use.text) as server:
-                yield server.port
+                yield server.port, metrics
         finally:
             watching.cancel()
             wait([watching], timeout=30)

@@ -276,7 +276,8 @@ def test_our_section() -> None:
           sharesPerDevice: 4
           dra: {driverName: gpu.nvidia.com}
           metrics:
-            {aliases: [hami, dcgm], perProcess: true, prices: {A100-80gb: 2.5, a100: 1}, currency: EUR}
+            {aliases: [hami, dcgm], perProcess: true, currency: EUR,
+             prices: {A100-80gb: 2.5, a100: 1}}
           devices: [{match: {index: [0]}, mode: soft}, {mode: timeslice, timeSlice: long}]
           health:
             {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
