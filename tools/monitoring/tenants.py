@@ -32,7 +32,8 @@ def _rate(metric: str) -> str:
 # What a share keeps from others: the larger of its parts of a GPU's memory and of its time.
 _MEMORY_PART: Final = (
     "(allotment_share_memory_limit_bytes{%s}"
-    " / on (gpu) group_left () max by (gpu) (allotment_gpu_memory_total_bytes))"
+    " / on (gpu) group_left () max by (gpu)"
+    " (allotment_gpu_memory_total_bytes - allotment_gpu_memory_reserved_bytes))"
 )
 _TIME_PART: Final = "(allotment_share_compute_guaranteed_ratio{%s} + 0)"
 KEPT: Final = f"clamp_max(({_MEMORY_PART} > {_TIME_PART}) or {_TIME_PART} or {_MEMORY_PART}, 1)"
