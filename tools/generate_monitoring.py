@@ -87,7 +87,7 @@ def operator_rules() -> dict[str, Any]:
 
 
 def _yaml(document: Mapping[str, Any]) -> str:
-    return _HEAD + yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+    return _HEAD + str(yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True))
 
 
 def _section(group: Group) -> str:

@@ -112,8 +112,11 @@ def scheduler(work: Path) -> Iterator[tuple[int, Callable[[], list[Json]]]]:
 
     with held_port() as api_port, held_port() as port, loop_in_a_thread() as begin:
         running = begin(run(api_port, port))
+
+        def ask() -> list[Json]:
+            return begin(_ask(port, waiting)).result(90)
+
         try:
-            ask = lambda: begin(_ask(port, waiting)).result(90)  # noqa: E731
             ask()
             yield port, ask
         finally:

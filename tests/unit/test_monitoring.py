@@ -236,7 +236,8 @@ def expectation(case: Case, mark: Mapping[str, str]) -> Json:
 
 def unit_tests() -> Iterator[Json]:
     """All cases at once, told apart by a label and a GPU of their own; some need to be alone."""
-    series, asked = [], []
+    series: list[Json] = []
+    asked: list[Json] = []
     for number, case in enumerate(CASES):
         if case.is_alone:
             yield {

@@ -7,6 +7,7 @@ Every panel has a description, a unit, and the data source that the reader chose
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -377,7 +378,7 @@ def _table(panel: Panel) -> table.Panel:
     return made
 
 
-_MAKERS: Final = {
+_MAKERS: Final[Mapping[Kind, Callable[[Panel], Builder]]] = {
     "stat": _stat,
     "lines": _lines,
     "stacked": _lines,
