@@ -20,18 +20,24 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 MACHINE: Final = "h100-80gb:5"
-CONFIG: Final = """\
+FOUR: Final = """\
+version: v1
+allotment:
+  devices:
+    - {match: {index: [0]}, mode: soft}
+    - {match: {index: [1]}, mode: mps}
+    - {match: {index: [2, 3]}, mode: exclusive}
+    - {match: {index: [4]}, mode: mig, mig: {keep: 2s}}
+"""
+SLICED: Final = """\
 version: v1
 sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
 allotment:
   devices:
     - {match: {index: [0]}, mode: soft}
-    - {match: {index: [1]}, mode: mps}
-    - {match: {index: [2]}, mode: exclusive}
-    - {match: {index: [3]}, mode: timeslice}
-    - {match: {index: [4]}, mode: mig, mig: {keep: 2s}}
+    - {mode: timeslice}
 """
-MODES: Final = {"soft", "mps", "exclusive", "timeslice", "mig"}
+"""Replicas of MPS would be another kind, of which a node has one."""
 MODE: Final = "allotment.dev/mode"
 MEMORY: Final = "30Gi"
 """So much that a context of half a GiB is less than the tolerance."""
@@ -44,9 +50,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[NodeAgent]:
-    with node_agent(cluster, CONFIG, simulated=MACHINE) as agent:
-        # One whole GPU, and two replicas of another.
-        cluster.wait_allocatable(NVIDIA, 3)
+    with node_agent(cluster, FOUR, simulated=MACHINE) as agent:
         yield agent
 
 
@@ -74,33 +78,47 @@ BODIES: Final = {
     "soft": working("soft", part("32Gi", compute=30), {MODE: "soft"}),
     "mps": working("mps", part("32Gi", compute=50), {MODE: "mps"}),
     "mig": working("mig", {GPU: "1"}, {"allotment.dev/mig-profile": "3g.40gb"}),
-    # One has a GPU alone, and two share one: the kubelet chooses which.
-    **{f"plain-{place}": working(f"plain-{place}", {NVIDIA: "1"}, {}) for place in range(3)},
+    "exclusive": working("exclusive", {NVIDIA: "1"}, {}),
+    "timeslice": working("timeslice", {NVIDIA: "1"}, {}),
 }
 
 
-def test_figures_are_what_the_pods_say(node: NodeAgent, server: Prometheus, pods: Pods) -> None:
+@pytest.mark.parametrize(
+    ("config", "whole", "modes"),
+    [(FOUR, 2, {"soft", "mps", "mig", "exclusive"}), (SLICED, 8, {"soft", "timeslice"})],
+    ids=["four modes", "time slicing"],
+)
+def test_figures_are_what_the_pods_say(
+    node: NodeAgent,
+    server: Prometheus,
+    pods: Pods,
+    config: str,
+    whole: int,
+    modes: set[str],
+) -> None:
+    node.configure(config)
+    node.cluster.wait_allocatable(NVIDIA, whole)
     door = node.cluster.node.path(DOOR)
     door.mkdir(exist_ok=True)
     (door / "open").unlink(missing_ok=True)
-    for body in BODIES.values():
-        pods.create(json.loads(json.dumps(body)))
+    for mode in modes:
+        pods.create(json.loads(json.dumps(BODIES[mode])))
     mine = f'namespace="{pods.namespace}"'
     wait_until(
         lambda: (
             len(server.query(f"allotment_share_memory_used_bytes{{{mine}}} >= 30 * 2^30"))
-            == len(BODIES)
+            == len(modes)
         ),
         "memory of all pods",
-        explain=lambda: "\n".join(map(pods.explain, BODIES)),
+        explain=lambda: "\n".join(map(pods.explain, modes)),
     )
     measured = f'allotment_share_gpu_seconds_total{{pod="soft", {mine}}}'
     wait_until(lambda: server.query(f"{measured} > 0.5"), "the first kernels")
     begun = at = time.time()
     wait_until(lambda: server.query(f"{measured} > 1"), "more kernels")
     (door / "open").touch()
-    said = {name: burnt(pods, name) for name in BODIES}
-    assert {name: each.errors for name, each in said.items()} == dict.fromkeys(BODIES, ())
+    said = {name: burnt(pods, name) for name in modes}
+    assert {name: each.errors for name, each in said.items()} == dict.fromkeys(modes, ())
     check_memory(server, pods.namespace, said, at)
     check_time(server, pods.namespace, said["soft"], begun)
 
@@ -118,7 +136,9 @@ def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], 
     }
     told = {name: each.got_bytes for name, each in said.items()}
     assert shown == pytest.approx(told, rel=TOLERANCE)
-    assert {each.labels["mode"] for each in board.ask(board.titled("Shares"), at=at)} == MODES
+    # Each pod has the name of its mode.
+    shown_modes = {each.labels["mode"] for each in board.ask(board.titled("Shares"), at=at)}
+    assert shown_modes == set(said)
     total = pytest.approx(sum(told.values()), rel=TOLERANCE)
     board = dashboard(server, "namespace", namespace=namespace)
     (value,) = board.ask(board.titled("Memory in use"), at=at)
