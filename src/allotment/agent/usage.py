@@ -95,9 +95,7 @@ class UseReader:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shares` and `held` may block; `shares_in` and `held_devices` make them. `pods` returns
-        the node's.
-        """
+        """`shares` (`shares_in`) and `held` (`held_devices`) may block. `pods` returns the node's."""
         self._node = node
         self._gpus = gpus
         self._state = state
@@ -290,6 +288,7 @@ class UseReader:
             gpu_ns=compute.use.gpu_ns,
             copy_ns=compute.use.copy_ns,
             held_ns=compute.use.held_ns,
+            launches=compute.use.launches,
             delayed_launches=compute.use.throttled,
             waits=compute.use.lease_waits,
             first_wait_ns=WAIT_FIRST_NS,

@@ -67,6 +67,7 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
     held_ns: int | None = None
     borrowed_ns: int | None = None
     lent_ns: int | None = None
+    launches: int | None = None
     delayed_launches: int | None = None
     turns: int | None = None
     turns_taken: int | None = None
@@ -323,6 +324,8 @@ SHARE_FIGURES: Final[tuple[ShareFigure, ...]] = (
     ShareFigure("lent_seconds", "counter",
                 "Guaranteed GPU time that others used, since the agent's start.",
                 lambda use: _seconds(use.lent_ns)),
+    ShareFigure("launches", "counter", "Launches of its kernels and graphs that have ended.",
+                lambda use: use.launches),
     ShareFigure("delayed_launches", "counter", "Launches that were held back.",
                 lambda use: use.delayed_launches),
     ShareFigure("turns", "counter", "Turns that it was given.", lambda use: use.turns),

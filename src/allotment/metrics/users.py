@@ -5,7 +5,7 @@ The containers that hold them, processes outside of shares by container, and, wh
 process.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -154,7 +154,7 @@ def _figures(
 
 def _labels(
     node: str, user: GpuHolder | OutsideUse | ProcessUse, names: Sequence[str]
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """Return a user's labels; an empty one is left out."""
     values = {name: str(getattr(user, name)) for name in names if name != "node"}
     return {"node": node, **{name: value for name, value in values.items() if value}}

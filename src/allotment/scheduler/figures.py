@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import structlog
 
 from allotment.metrics.scheduler import AMOUNTS, MOST_KINDS, Series, labelled, write_cluster
 from allotment.model.compute import WHOLE
@@ -33,6 +34,8 @@ from allotment.scheduler.core.quota import (
     QuotaUse,
 )
 from allotment.scheduler.core.wait_reasons import WaitReasons
+
+_log = structlog.get_logger(__name__)
 
 PATIENCE_S: Final = 2.0
 """How long a scrape waits for the event loop."""
@@ -146,13 +149,14 @@ class ClusterFigures:
             if taken.set_running_or_notify_cancel():
                 try:
                     taken.set_result(self._snapshot() if self._leads() else None)
-                except Exception as error:  # noqa: BLE001 - the scrape raises it
+                except Exception as error:  # noqa: BLE001 - the other metrics must not fail with it
+                    _log.exception("defect: the cluster's figures cannot be read")
                     taken.set_exception(error)
 
         try:
             self._loop.call_soon_threadsafe(take)
             return taken.result(timeout=self._patience_s)
-        except (TimeoutError, RuntimeError):  # the loop hangs, or has ended
+        except Exception:  # noqa: BLE001 - it was logged, or the loop hangs or has ended
             taken.cancel()
             return None
 

@@ -472,7 +472,7 @@ def test_the_agent_serves_it_beside_its_own_metrics(tmp_path: Path) -> None:
             with suppress(asyncio.CancelledError):
                 await task
         assert "allotment_agent_config_valid" in found
-        assert found["allotment_use_read"] == [1, 1]
+        assert found["allotment_use_read"] == [1, 1, 0]  # no kubelet
         assert not any(name.startswith(("DCGM", "hami")) for name in found)
 
     with held_port() as port:

@@ -159,6 +159,7 @@ def uses(draw: st.DrawFn) -> Use:
         )
         for number in range(draw(st.integers(0, 3)))
     ]
+    users: list[ShareUse | OutsideUse] = [*shares, *shares, *outside]
     processes = [
         ProcessUse(
             pid=number,
@@ -171,7 +172,7 @@ def uses(draw: st.DrawFn) -> Use:
             memory_used=draw(AMOUNTS),
             utilization=draw(RATIOS),
         )
-        for number, whose in enumerate((*shares, *shares, *outside))
+        for number, whose in enumerate(users)
     ]
     return use(gpus, shares, outside=tuple(outside), processes=tuple(processes))
 
@@ -188,16 +189,18 @@ def test_the_shares_of_a_gpu_have_at_most_what_it_has(one: Use) -> None:
     )
     for each in found.gpus:
         apart = [one for one in found.outside if one.gpu == each.uuid]
-        of_gpu = [*apart, *(one for one in found.shares if one.gpu == each.uuid)]
-        used = sum(one.memory_used or 0 for one in of_gpu)
-        busy = sum(one.utilization or 0 for one in of_gpu)
+        of_gpu: list[ShareUse | OutsideUse] = [*apart]
+        of_gpu += [one for one in found.shares if one.gpu == each.uuid]
+        used = sum(user.memory_used or 0 for user in of_gpu)
+        busy = sum(user.utilization or 0 for user in of_gpu)
         assert used <= each.memory_total
         assert busy <= 1
         if each.memory_used is not None:
             assert used <= each.memory_used
         if each.utilization is not None:
             assert busy <= each.utilization <= 1
-    for user in (*found.shares, *found.outside):
+    users: list[ShareUse | OutsideUse] = [*found.shares, *found.outside]
+    for user in users:
         own = getattr(user, "share", "")
         some = [
             each
