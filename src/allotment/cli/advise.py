@@ -162,7 +162,7 @@ def _print(advices: "Sequence[Advice]", currency: str, *, days: int | None) -> N
     if not advices:
         click.echo("No shares.", err=True)
         return
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("WORKLOAD", least=16),
         Column("DEVICES", rank=5, is_number=True),
         Column("ASKS", is_number=True),

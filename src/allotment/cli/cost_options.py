@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from allotment.cli.options import installed, options, simulated_option, state_option
+from allotment.cli.tables import printable
 from allotment.model.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def note_prices(models: Mapping[str, int], without: Collection[str]) -> None:
 
 
 def note(text: str) -> None:
-    click.echo(f"note: {text}", err=True)
+    click.echo(f"note: {printable(text)}", err=True)
 
 
 def from_prometheus(

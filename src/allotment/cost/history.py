@@ -259,8 +259,12 @@ def share_key(series: Series) -> Key:
 
 
 def _share_facts(series: Series) -> _ShareFacts:
-    names = ("namespace", "gpu", "device", "mode")
-    return _ShareFacts(*(series.label(name) for name in names))
+    return _ShareFacts(
+        namespace=series.label("namespace"),
+        gpu=series.label("gpu"),
+        device=series.label("device"),
+        mode=series.label("mode"),
+    )
 
 
 def _hour(gpu: _GpuFacts, model: str, shares: Iterable[_ShareFacts], prices: Prices) -> GpuHour:

@@ -51,7 +51,7 @@ class ShareHistory(msgspec.Struct, frozen=True, kw_only=True):
     share: str
     mode: str = ""
     gpu_memory: int
-    """Of the GPU, what shares can have."""
+    """Of the GPU, what shares can have; 0: unknown."""
     price: int | None = None
     """Of an hour of the GPU, in millionths."""
     limit: int
@@ -221,7 +221,7 @@ def advise(workload: Workload, rules: AdviceRules) -> Advice:
             verdict=AdviceVerdict.REMOVE,
             memory=0,
             guarantee=0.0,
-            reasons=("it never used its GPU",),
+            reasons=("it never used its GPU", *_facts(workload, rules)),
         )
         return _with_gain(gone)
     memory = _memory(workload, rules)
@@ -248,7 +248,9 @@ def advise(workload: Workload, rules: AdviceRules) -> Advice:
 
 
 def _is_unused(workload: Workload) -> bool:
-    return workload.peak == 0 and not workload.gpu_seconds and not workload.time_p99
+    # A program that is refused its first allocation has no peak, and needs more.
+    is_idle = not workload.gpu_seconds and not workload.time_p99
+    return workload.peak == 0 and is_idle and not workload.refusals
 
 
 def _is_starving(workload: Workload, rules: AdviceRules) -> bool:
@@ -260,7 +262,7 @@ def _facts(workload: Workload, rules: AdviceRules) -> Iterable[str]:
     if workload.refusals:
         times = "once" if workload.refusals == 1 else f"{workload.refusals} times"
         yield f"refused memory {times}"
-        if workload.limit >= workload.gpu_memory:
+        if workload.limit >= workload.gpu_memory > 0:
             yield "its GPU has no more: it needs a larger one, or oversubscription"
     if _is_starving(workload, rules):
         yield f"launches held back: {workload.held:.1f} threads on average"
@@ -279,7 +281,9 @@ def _memory(workload: Workload, rules: AdviceRules) -> int | None:
     need = workload.peak * (1 + rules.margin)
     if workload.refusals:
         need = max(need, workload.limit * (1 + rules.refused))
-    needed = min(_rounded_up(need, rules.step), workload.gpu_memory)
+    needed = _rounded_up(need, rules.step)
+    if workload.gpu_memory:  # 0: it is not known
+        needed = min(needed, max(workload.gpu_memory, workload.limit))
     if workload.refusals:
         return max(needed, workload.limit)
     # A peak close to the limit was never refused: it fits, and the margin is no reason for more.
@@ -295,7 +299,7 @@ def _compute(workload: Workload, rules: AdviceRules) -> tuple[float | None, floa
         if is_limited:
             return None, min(1.0, _part(workload.ceiling * (1 + rules.refused), rules))
         need = max((time or 0.0) * (1 + rules.margin), workload.guarantee + rules.compute_step)
-        return min(workload.ceiling, max(workload.guarantee, _part(need, rules))), None
+        return max(workload.guarantee, min(workload.ceiling, _part(need, rules))), None
     if time is None or not workload.guarantee:
         return None, None
     need = _part(time * (1 + rules.margin), rules)
@@ -325,7 +329,7 @@ def _mode(advice: Advice) -> str:
     if traits.is_exclusive and workload.peak is not None and time is not None:
         is_small = memory <= _HALF * workload.gpu_memory and time <= _HALF
         return SOFT if is_small else ""
-    is_whole = memory >= workload.gpu_memory and time is not None and time >= 1 - _HALF
+    is_whole = memory >= workload.gpu_memory > 0 and time is not None and time >= 1 - _HALF
     return EXCLUSIVE if traits.takes_turns and is_whole else ""
 
 

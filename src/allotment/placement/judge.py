@@ -199,9 +199,9 @@ def _matches(device: Device, selector: str) -> bool:
 def model_matches(name: str, wanted: str) -> bool:
     """True if the words of `wanted` are words of the name, or several of them joined.
 
-    `wanted` is in small letters. So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is `NVIDIA GeForce RTX 4090`, but `a10`
-    is not an A100. This is for users at a machine; a pod's rules match substrings, as in HAMi
-    (`constraints.matches_model`).
+    `wanted` is in small letters. So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is
+    `NVIDIA GeForce RTX 4090`, but `a10` is not an A100. This is for users at a machine; a pod's
+    rules match substrings, as in HAMi (`constraints.matches_model`).
     """
     words = _WORD.findall(name.lower())
     runs = {

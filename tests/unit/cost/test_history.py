@@ -50,7 +50,7 @@ class PrometheusTwin(Prometheus):
         ]
 
 
-def gpu(uuid: str = "GPU-a", **more: float) -> dict[str, list[tuple[dict[str, str], float]]]:
+def gpu(uuid: str = "GPU-a", **more: float) -> Answers:
     labels = {"gpu": uuid}
     figures = {"memory_total_bytes": 81.0 * GI, "memory_reserved_bytes": 1.0 * GI, **more}
     return {
@@ -118,7 +118,7 @@ def test_hours_without_figures_are_counted_apart() -> None:
 
 def test_prices_of_the_agents_are_in_one_currency() -> None:
     prices = [({"gpu": "GPU-a", "currency": "EUR"}, 2.5)]
-    answers = {**gpu(), "allotment_gpu_price_per_hour": prices}
+    answers: dict[str, Any] = {**gpu(), "allotment_gpu_price_per_hour": prices}
     past = paid(answers)
     assert (past.currency, past.accounts[None].money.paid) == ("EUR", 48 * GPU_HOUR * 2_500_000)
     with pytest.raises(PrometheusError, match="EUR, USD"):
@@ -141,7 +141,7 @@ def test_the_peaks_of_a_share() -> None:
         "gpu_seconds_total": 0.25,
         "memory_refusals_total": 3.0,
     }
-    answers = {**gpu(), **share(**figures), "watched": [(SHARE, 3600.0)]}
+    answers: dict[str, Any] = {**gpu(), **share(**figures), "watched": [(SHARE, 3600.0)]}
     found = peaks(answers)
     assert (found.workload, found.limit, found.peak) == ("web", 20 * GI, 7 * GI)
     assert (found.watched_s, found.is_present, found.is_sampled) == ((3600, 3600), True, False)

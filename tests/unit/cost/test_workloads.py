@@ -98,6 +98,9 @@ def test_more_where_memory_was_refused() -> None:
     whole = advised(share(limit=80 * GI, peak=80 * GI, guarantee=0.0, refusals=1))
     assert (whole.verdict, whole.memory) == (AdviceVerdict.KEEP, 80 * GI)
     assert "oversubscription" in whole.reasons[1]
+    # A program that was refused its first allocation has no peak.
+    first = advised(share(peak=0, time_p99=0.0, gpu_seconds=0.0, refusals=1))
+    assert (first.verdict, first.memory) == (AdviceVerdict.MORE, 25 * GI)
     # Those of an earlier, smaller size say nothing of this one.
     before = share(limit=8 * GI, peak=8 * GI, refusals=9, is_present=False)
     assert advised(before, share(share="2")).workload.refusals == 0
@@ -135,6 +138,13 @@ def test_a_workload_that_never_used_its_gpu() -> None:
 def test_what_is_close_stays() -> None:
     assert advised(share(peak=19 * GI, guarantee=0.0)).verdict is AdviceVerdict.KEEP
     assert advised(share(peak=19 * GI, guarantee=0.0)).memory == 20 * GI
+
+
+def test_memory_beyond_the_gpu_is_no_peak_above_the_limit() -> None:
+    host = advised(share(limit=100 * GI, peak=85 * GI, guarantee=0.0))
+    assert (host.verdict, host.memory) == (AdviceVerdict.KEEP, 100 * GI)
+    unknown = advised(share(gpu_memory=0))
+    assert unknown.memory == int(8.5 * GI)
 
 
 def test_a_mode_that_suits_better() -> None:
@@ -179,8 +189,7 @@ def test_no_advice_takes_what_was_needed(shares: list[ShareHistory]) -> None:
     if advice.memory is not None and advice.memory < workload.limit:
         assert workload.peak is not None
         assert not workload.refusals
-        # Below its peak only where the GPU itself has less, as a forged ledger says.
-        assert advice.memory >= min(workload.peak, workload.gpu_memory)
+        assert advice.memory >= workload.peak
     if advice.guarantee is not None and advice.guarantee < workload.guarantee:
         assert workload.held <= RULES.held
         assert workload.time_p99 is not None
