@@ -15,7 +15,7 @@ from allotment.agent.kubelet.podresources import Held, HeldClaim, PodResources
 from allotment.devices.sources import Reading
 from allotment.devices.watching import driver_minor
 from allotment.metrics.use import ShareUse
-from allotment.metrics.users import GpuHolder, OutsideUse, ProcessUse
+from allotment.metrics.users import GpuHolder, GpuProcess, OutsideUse
 from allotment.model.devices import Device
 from allotment.model.pods import Pod
 from allotment.model.structs import replace
@@ -124,12 +124,12 @@ class Users:
 
     def outside(
         self, views: Iterable[OutsideView], readings: Mapping[str, Reading]
-    ) -> tuple[list[OutsideUse], list[ProcessUse]]:
+    ) -> tuple[list[OutsideUse], list[GpuProcess]]:
         """Return the processes outside of shares: by container, and each."""
-        sums: dict[OutsideUse, list[ProcessUse]] = {}
+        sums: dict[OutsideUse, list[GpuProcess]] = {}
         for view in views:
             whose = self._container(view.pid, view.uuid)
-            process = ProcessUse(
+            process = GpuProcess(
                 pid=view.pid,
                 gpu=view.uuid,
                 namespace=whose.namespace,
@@ -169,14 +169,14 @@ class Users:
 
 def share_processes(
     view: ShareView, uses: Iterable[ShareUse], readings: Mapping[str, Reading]
-) -> Iterator[ProcessUse]:
+) -> Iterator[GpuProcess]:
     """Yield a share's processes on each of its devices; those of unknown PID are left out."""
     for use in uses:
         for process in view.processes:
             if process.pid is None or use.memory_used is None:
                 continue
             is_whole = use.device == use.gpu
-            yield ProcessUse(
+            yield GpuProcess(
                 pid=process.pid,
                 gpu=use.gpu,
                 device="" if is_whole else use.device,

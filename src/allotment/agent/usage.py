@@ -28,7 +28,7 @@ from allotment.devices.watching import Asker, Report
 from allotment.ledger import SeatAccount
 from allotment.ledger.layout import WAIT_FIRST_NS
 from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
-from allotment.metrics.users import MOST_PROCESSES, ProcessUse
+from allotment.metrics.users import MOST_PROCESSES, GpuProcess
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.modes import traits_of
@@ -95,7 +95,7 @@ class UseReader:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shares` (`shares_in`) and `held` (`held_devices`) may block. `pods` returns the node's."""
+        """`shares` and `held` may block: `shares_in`, `held_devices`. `pods` returns the node's."""
         self._node = node
         self._gpus = gpus
         self._state = state
@@ -194,8 +194,8 @@ class UseReader:
         status: ShareStatus,
         shares: Sequence[ShareUse],
         readings: Readings,
-        apart: Sequence[ProcessUse],
-    ) -> tuple[ProcessUse, ...] | None:
+        apart: Sequence[GpuProcess],
+    ) -> tuple[GpuProcess, ...] | None:
         """Return all processes, those with the most memory first; None: not asked for."""
         if not self._shows_processes():
             return None

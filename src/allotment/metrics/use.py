@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from allotment.metrics.users import GpuHolder, OutsideUse, ProcessUse, of_users
+from allotment.metrics.users import GpuHolder, GpuProcess, OutsideUse, of_users
 from allotment.model.structs import replace
 
 SHARE_LABELS: Final = (
@@ -148,7 +148,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[GpuHolder, ...] = ()
     outside: tuple[OutsideUse, ...] = ()
     """Processes outside of shares, by container."""
-    processes: tuple[ProcessUse, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     """None: not asked for."""
     processes_left_out: int = 0
     are_shares_read: bool
@@ -190,7 +190,7 @@ def bounded(use: Use) -> Use:
     return replace(use, gpus=tuple(gpus), shares=ordered, outside=apart, processes=processes)
 
 
-_User = TypeVar("_User", ShareUse, OutsideUse, ProcessUse)
+_User = TypeVar("_User", ShareUse, OutsideUse, GpuProcess)
 
 
 def _by_gpu(users: Iterable[_User]) -> dict[str, list[_User]]:
@@ -200,11 +200,11 @@ def _by_gpu(users: Iterable[_User]) -> dict[str, list[_User]]:
     return found
 
 
-def _memory_of(users: Iterable[ShareUse | OutsideUse | ProcessUse]) -> int:
+def _memory_of(users: Iterable[ShareUse | OutsideUse | GpuProcess]) -> int:
     return sum(each.memory_used or 0 for each in users)
 
 
-def _busy_of(users: Iterable[ShareUse | OutsideUse | ProcessUse]) -> float:
+def _busy_of(users: Iterable[ShareUse | OutsideUse | GpuProcess]) -> float:
     return sum(each.utilization or 0 for each in users)
 
 
@@ -242,14 +242,14 @@ def _including(
 
 
 def _processes_within(
-    processes: Iterable[ProcessUse], shares: Iterable[ShareUse], outside: Iterable[OutsideUse]
-) -> Iterator[ProcessUse]:
+    processes: Iterable[GpuProcess], shares: Iterable[ShareUse], outside: Iterable[OutsideUse]
+) -> Iterator[GpuProcess]:
     most: dict[tuple[str, ...], ShareUse | OutsideUse] = {}
     for share in shares:
         most[share.share, share.gpu, share.device] = share
     for other in outside:
         most[other.gpu, other.namespace, other.pod, other.container] = other
-    of_user: dict[tuple[str, ...], list[ProcessUse]] = {}
+    of_user: dict[tuple[str, ...], list[GpuProcess]] = {}
     for each in processes:
         key: tuple[str, ...] = (each.gpu, each.namespace, each.pod, each.container)
         if each.share:

@@ -58,7 +58,7 @@ class OutsideUse(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
 
 
-class ProcessUse(msgspec.Struct, frozen=True, kw_only=True):
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process on one device, in a share or outside."""
 
     pid: int
@@ -116,7 +116,7 @@ def of_users(
     *,
     holders: Sequence[GpuHolder],
     outside: Sequence[OutsideUse],
-    processes: Sequence[ProcessUse] | None,
+    processes: Sequence[GpuProcess] | None,
     left_out: int,
 ) -> Iterator[Metric]:
     """Yield the metrics; `processes` None: not asked for."""
@@ -139,7 +139,7 @@ def _figures(
     prefix: str,
     figures: Sequence[UserFigure],
     node: str,
-    users: Sequence[OutsideUse] | Sequence[ProcessUse],
+    users: Sequence[OutsideUse] | Sequence[GpuProcess],
     names: Sequence[str],
 ) -> Iterator[Metric]:
     labels = [_labels(node, user, names) for user in users]
@@ -153,7 +153,7 @@ def _figures(
 
 
 def _labels(
-    node: str, user: GpuHolder | OutsideUse | ProcessUse, names: Sequence[str]
+    node: str, user: GpuHolder | OutsideUse | GpuProcess, names: Sequence[str]
 ) -> dict[str, str]:
     """Return a user's labels; an empty one is left out."""
     values = {name: str(getattr(user, name)) for name in names if name != "node"}

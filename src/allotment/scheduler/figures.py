@@ -21,7 +21,7 @@ from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_percent
 from allotment.placement.cluster.arrays import FloatArray, IntArray, PodShape
 from allotment.placement.cluster.cluster import ModelTotals, NodeTotals
-from allotment.placement.policies.fragmentation import Standing
+from allotment.placement.policies.fragmentation import PackingValues
 from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.cluster_events import KnownClaims
 from allotment.scheduler.core.quota import (
@@ -71,7 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Waiting ones by reason."""
     quotas: Sequence[QuotaUse]
     namespaces: Mapping[str, Charge]
-    standing: Standing | None
+    standing: PackingValues | None
     values: Mapping[str, float]
     """Of `standing`, by node."""
 
@@ -195,7 +195,7 @@ def _by(name: str, values: Mapping[str, float]) -> Series:
     return Series(name, [labelled(name, each) for each in values], list(values.values()))
 
 
-def _of_kinds(standing: Standing) -> Iterator[Series]:
+def _of_kinds(standing: PackingValues) -> Iterator[Series]:
     # Typical kinds differ by steps of their amounts: in words, two of them may be the same.
     places = {kind_text(kind): place for place, kind in enumerate(standing.kinds[:MOST_KINDS])}
     columns: Mapping[str, FloatArray] = {

@@ -44,8 +44,8 @@ from allotment.metrics.users import (
     PROCESS_FIGURES,
     PROCESS_LABELS,
     GpuHolder,
+    GpuProcess,
     OutsideUse,
-    ProcessUse,
     UserFigure,
 )
 from allotment.model.structs import replace
@@ -161,7 +161,7 @@ def uses(draw: st.DrawFn) -> Use:
     ]
     users: list[ShareUse | OutsideUse] = [*shares, *shares, *outside]
     processes = [
-        ProcessUse(
+        GpuProcess(
             pid=number,
             gpu=whose.gpu,
             device="" if getattr(whose, "device", whose.gpu) == whose.gpu else GPUS[0],
@@ -378,7 +378,7 @@ def test_dcgms_series_name_the_pod_that_another_plugin_gave_the_gpu() -> None:
 
 
 def test_processes_have_series_where_asked_for() -> None:
-    process = ProcessUse(pid=7, gpu=GPUS[0], share="000000000000", namespace="ml", pod="train-0",
+    process = GpuProcess(pid=7, gpu=GPUS[0], share="000000000000", namespace="ml", pod="train-0",
                          container="main", memory_used=GI, gpu_ns=2_000_000_000)  # fmt: skip
     names = {each.name for each in samples(use([gpu()], [share()]))}
     assert not any("process_" in name for name in names)

@@ -331,8 +331,7 @@ ID = "8f0c" * 16
         (f"0::/kubepods/besteffort/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/{ID}", ID),
         (f"5:cpu:/kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/{ID}/own", ID),
         (
-            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-"
-            f"pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-containerd-{ID}.scope",
+            f"0::/a.slice/kubepods-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-{ID}.scope",
             ID,
         ),
         (f"0::/../../pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/crio-{ID}", ID),

@@ -8,14 +8,13 @@ version v1 since Kubernetes 1.20).
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import grpc
 import msgspec
-from google.protobuf.message import Message
 
 from allotment.agent.kubelet.proto import podresources_pb2 as messages
-from allotment.agent.kubelet.services import CHANNEL_OPTIONS, Method
+from allotment.agent.kubelet.services import CHANNEL_OPTIONS, Ask, Method, Response
 from allotment.model.errors import NotFoundError, StateError
 
 SOCKET: Final = Path("pod-resources/kubelet.sock")
@@ -26,9 +25,6 @@ LIST_PODS: Final = Method(
 )
 _MOST_BYTES: Final = 16 << 20
 """Of an answer, as of the kubelet's own client (pkg/kubelet/apis/podresources/client.go)."""
-
-Ask = TypeVar("Ask", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
 
 
 class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +71,7 @@ class PodResources:
         reply = self.call(LIST_PODS, messages.ListPodResourcesRequest())
         return tuple(held for pod in reply.pod_resources for held in held_by(pod))
 
-    def call(self, method: Method[Ask, Reply], ask: Ask) -> Reply:
+    def call(self, method: Method[Ask, Response], ask: Ask) -> Response:
         """Make one call. Raises `NotFoundError` or `StateError`."""
         if self._channel is None:
             raise StateError("PodResources is used before it was entered")

@@ -32,7 +32,7 @@ from allotment.placement.judge import in_each_mode
 from allotment.placement.nodes import Node, SearchCache, SearchResult
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import Policy, make
-from allotment.placement.policies.fragmentation import Fragmentation, Standing
+from allotment.placement.policies.fragmentation import Fragmentation, PackingValues
 from allotment.placement.search import MOST_EFFORT
 from allotment.placement.selections import Effort
 
@@ -113,7 +113,7 @@ class ClusterIndex:
             self.policies[name].costs(self.arrays, kind) for name in chosen or self._node_policies
         ]
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> PackingValues | None:
         """What is free, as `fragmentation` values it; None: nodes are not chosen by that policy."""
         policy = self.policies.get(Fragmentation.name)
         if not isinstance(policy, Fragmentation) or policy.name not in self._node_policies:

@@ -279,7 +279,7 @@ _MOST_BYTES = 192 * 2**20
 """Most cached losses, by kind; the least recently used goes first."""
 
 
-class Standing(NamedTuple):
+class PackingValues(NamedTuple):
     """What is free, as the policy values it at present."""
 
     kinds: tuple[PodShape, ...]
@@ -329,7 +329,7 @@ class Fragmentation:
         costs = losses.costs(self._prices_now())
         return costs if rows is None else costs[rows]
 
-    def standing(self, arrays: Arrays) -> Standing | None:
+    def standing(self, arrays: Arrays) -> PackingValues | None:
         """None before the first typical kind."""
         ledger = self._current(arrays)
         if not self._kinds:
@@ -338,7 +338,7 @@ class Fragmentation:
             self._prices = None
         prices = self._prices_now()
         order = np.argsort(-self._counts, kind="stable")
-        return Standing(
+        return PackingValues(
             kinds=tuple(self._kinds[place] for place in order.tolist()),
             frequencies=self._counts[order] / self._counts.sum(),
             slots=ledger.total[order],
