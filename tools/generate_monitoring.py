@@ -16,7 +16,8 @@ import yaml
 
 from monitoring.alerts import GROUPS, Alert, Group
 from monitoring.devices import GPUS, SHARES
-from monitoring.fleet import FLEET, NODES
+from monitoring.fleet import FLEET
+from monitoring.nodes import NODES
 from monitoring.panels import Board, render
 from monitoring.scheduling import SCHEDULER
 from monitoring.tenants import NAMESPACES

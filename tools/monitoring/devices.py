@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from monitoring.fleet import CLUSTER, shares_table
+from monitoring.fleet import CLUSTER
+from monitoring.nodes import shares_table
 from monitoring.panels import FAULTS, FULL, HOT, Board, Panel, Query, Row, Variable
 
 NODE: Final = Variable(
