@@ -7,6 +7,7 @@ Every panel has a description, a unit, and the data source that the reader chose
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
@@ -154,9 +155,9 @@ def render(board: Board) -> str:
         for panel in row.panels:
             number += 1
             made.with_panel(_panel(panel).id(number))
-    built = made.build()
-    built.style = None  # the reader's: light or dark
-    return JSONEncoder(sort_keys=True, indent=2).encode(built) + "\n"
+    document = json.loads(JSONEncoder().encode(made.build()))
+    del document["style"]  # the reader's: light or dark
+    return json.dumps(document, sort_keys=True, indent=2) + "\n"
 
 
 def _variable(variable: Variable) -> dashboard.QueryVariable:
