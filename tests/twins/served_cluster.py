@@ -49,3 +49,40 @@ def read_live(nodes: Sequence[Json], pods: Sequence[Json]) -> LiveCluster:
             return await read_cluster(api)
 
     return asyncio.run(read())
+
+
+def agent_pod(
+    node: str,
+    *,
+    name: str = "",
+    port: int | None = 9446,
+    is_ready: bool = True,
+    waiting: str = "",
+    created: str = "2026-01-01T00:00:00Z",
+    component: str = "agent",
+    image: str = "allotment:0.1.0",
+) -> Json:
+    """A pod of an installation, as deploy/manifests has it."""
+    ports = [] if port is None else [{"name": "metrics", "containerPort": port}]
+    state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
+    return {
+        "metadata": {
+            "name": name or f"{component}-{node}",
+            "namespace": "allotment-system",
+            "uid": f"uid-{component}-{node}",
+            "creationTimestamp": created,
+            "labels": {
+                "app.kubernetes.io/name": "allotment",
+                "app.kubernetes.io/component": component,
+            },
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": component, "image": image, "ports": ports}],
+        },
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}],
+            "containerStatuses": [{"name": component, "restartCount": 0, "state": state}],
+        },
+    }

@@ -219,13 +219,15 @@ def _with_devices(
     return replace(pod, booking=replace(pod.booking, containers=usage.containers))
 
 
-async def listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+async def listed(
+    api: Api, path: str, kind: type[_Item], *, asked: str, params: Mapping[str, str] | None = None
+) -> list[_Item]:
     """Return a whole list; list again if it expired between two pages."""
     decoder = decoder_of_lists(kind)
-    params = {"limit": str(_PAGE)}
+    paged = {"limit": str(_PAGE), **(params or {})}
     for attempt in range(_TRIES):
         try:
-            lists = pages(api, path, decoder, asked=asked, params=params)
+            lists = pages(api, path, decoder, asked=asked, params=paged)
             return [item async for page in lists for item in page.items or ()]
         except GoneError:
             if attempt == _TRIES - 1:
