@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "front": "Keep this node's GPUs offered while the agent is away.",
     "simulate": "Replay a trace or a live cluster with scheduling policies.",
     "scheduler": "Choose nodes and GPUs for pods: the kube-scheduler extender.",
+    "inspect": "Show who has what on the GPUs of a cluster.",
     "explain": "Explain why a pod or a claim has its GPUs, or why it waits.",
     "burn": "Run a GPU workload and report the result.",
     "demo": "Watch two programs share a GPU.",

@@ -99,6 +99,8 @@ class LiveCluster(msgspec.Struct, frozen=True):
     """What allocated ResourceClaims take that the nodes do not count yet."""
     allocated: tuple[ResourceClaim, ...] = ()
     """All claims with devices of a driver of ours."""
+    addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The internal address of each node with devices."""
 
 
 async def read_cluster(
@@ -117,6 +119,7 @@ async def read_cluster(
     problems: list[str] = []
     nodes = []
     others = []
+    addresses = {}
     for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             inventory = inventory_of(node)
@@ -127,6 +130,7 @@ async def read_cluster(
             others.append(node.metadata.name)
         else:
             nodes.append(inventory)
+            addresses[inventory.name] = _address(node)
     pods = []
     for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
@@ -177,7 +181,13 @@ async def read_cluster(
         tuple(sorted(others)),
         tuple(each for each in bookings if each is not None),
         claims,
+        addresses,
     )
+
+
+def _address(node: NodeObject) -> str:
+    addresses = node.status.addresses or ()
+    return next((each.address for each in addresses if each.type == "InternalIP"), "")
 
 
 def _resized(pod: ClusterPod, settings: NeedSettings) -> PodNeed | None:
