@@ -231,9 +231,12 @@ def node_holdings(node: Node, tenants: Iterable[Tenant], *, address: str = "") -
     for tenant in tenants:
         containers = tenant.booking.containers
         is_known = bool(containers)
-        for uuid, print_ in footprint(containers).items():
+        uid = tenant.booking.uid
+        is_booked = node.bookings.get(uid) is tenant.booking
+        prints = node.footprint(uid) if is_booked else footprint(containers)
+        for uuid, print_ in prints.items():
             if uuid in found:
-                found[uuid].parts[tenant.booking.uid] = print_.part
+                found[uuid].parts[uid] = print_.part
             else:
                 is_known = False
         for container, placed, holder in _holders(tenant):
