@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from api_server_twin import Reply, answered, api_of
 
@@ -105,7 +106,8 @@ class ServedHttp:
         self.asked: list[str] = []
         self.kubeconfig = folder / "kubeconfig"
 
-    def answer(self, path: str) -> tuple[int, bytes]:
+    def answer(self, url: str) -> tuple[int, bytes]:
+        path, _, query = url.partition("?")
         self.asked.append(path)
         if path in self.forbidden:
             refusal = {"kind": "Status", "code": 403, "message": self.forbidden[path]}
@@ -113,7 +115,14 @@ class ServedHttp:
         if path in self.texts:
             return 200, self.texts[path].encode()
         if path in self.lists:
-            return 200, json.dumps({"metadata": {}, "items": self.lists[path]}).encode()
+            selector = parse_qs(query).get("labelSelector", [""])[0]
+            wanted = {tuple(each.split("=")) for each in selector.split(",") if each}
+            items = [
+                each
+                for each in self.lists[path]
+                if not wanted or wanted <= {*(each["metadata"].get("labels") or {}).items()}
+            ]
+            return 200, json.dumps({"metadata": {}, "items": items}).encode()
         if path in self.objects:
             return 200, json.dumps(self.objects[path]).encode()
         missing = {"kind": "Status", "code": 404, "message": f"{path} is not there"}
@@ -127,7 +136,7 @@ def served_http(folder: Path) -> Iterator[ServedHttp]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = served.answer(self.path.partition("?")[0])
+            status, body = served.answer(self.path)
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -360,7 +360,8 @@ def read_of_cluster(
         hint = "check that `kubectl get nodes` works with this kubeconfig"
         raise UnreachableError(error.message, hint=hint) from error
     except DeniedError as error:
-        hint = f"this needs the rights to {rights}; {_lacking(error.message, check)}"
+        rule = lacking(error.message) or f"check: kubectl auth can-i {check}"
+        hint = f"this needs the rights to {rights}; {rule}"
         raise DeniedError(error.message, hint=hint, status=error.status) from error
     return found[0]
 
@@ -387,13 +388,13 @@ _FORBIDDEN: Final = (
 )
 
 
-def _lacking(message: str, check: str) -> str:
-    """Return the RBAC rule that a refusal of the API server asks for; else how to check rights."""
+def lacking(message: str) -> str | None:
+    """Return the RBAC rule that a refusal of the API server asks for; None: it is no refusal."""
     import re
 
     found = re.search(_FORBIDDEN, message)
     if found is None:
-        return f"check: kubectl auth can-i {check}"
+        return None
     space = found["namespace"]
     kind = f"Role in namespace {space}" if space else "ClusterRole"
     rule = f'apiGroups: ["{found["group"]}"], resources: [{found["resource"]}]'

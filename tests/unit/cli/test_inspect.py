@@ -113,7 +113,7 @@ def test_nodes_that_are_not_there(served: ServedHttp) -> None:
     assert shown.exit_code == 4
     assert "there is no node 'plane' (did you mean 'plain'?)" in shown.stderr
     assert "has no GPUs that an agent reports" in inspect(served, "plain").stderr
-    served.lists = dict.fromkeys(served.lists, [])
+    served.lists = {path: [] for path in served.lists}
     assert "no node reports GPUs" in inspect(served).stderr
 
 
