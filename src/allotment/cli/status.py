@@ -72,7 +72,7 @@ def command(
     findings = list(check(found, now=datetime.now(UTC)))
     worst = max((each.outcome for each in findings), key=list(CheckResult).index)
     is_denied = isinstance(holdings, DeniedError)
-    sums = {} if isinstance(holdings, DeniedError) else _sums(holdings)
+    sums = {} if isinstance(holdings, DeniedError) else sums_of(holdings)
     if output == "table":
         print_lines(_lines(found.server, worst, findings, sums))
         if is_denied:
@@ -82,7 +82,7 @@ def command(
     return PrerequisiteError.exit_code if worst is CheckResult.MISSING else 0
 
 
-def _sums(holdings: ClusterHoldings) -> dict[str, int]:
+def sums_of(holdings: ClusterHoldings) -> dict[str, int]:
     devices = [each for node in holdings.nodes for each in node.devices]
     return {
         "nodes": sum(bool(node.devices) for node in holdings.nodes),

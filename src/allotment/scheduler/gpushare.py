@@ -2,21 +2,27 @@
 """Who has what, as Aliyun's gpushare shows it: `kubectl inspect gpushare` and its extender's JSON.
 
 Byte for byte in its formats (gpushare-device-plugin cmd/inspect/display.go,
-gpushare-scheduler-extender pkg/scheduler/inspect.go), with the figures of `allot inspect`. Pure.
+gpushare-scheduler-extender pkg/scheduler/inspect.go), with the figures of `allot inspect`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from allotment.dialects.foreign.parsing import units_of
 from allotment.model.formats import MEMORY_UNITS
 from allotment.model.pods import PodUid
-from allotment.scheduler.holdings import DeviceHoldings, NodeHoldings, Tenant
+from allotment.scheduler.holdings import DeviceHoldings, NodeHoldings, Tenant, node_holdings
+
+if TYPE_CHECKING:
+    from allotment.dialects.own.resource_claims import ResourceClaim
+    from allotment.placement.nodes import Node
+    from allotment.scheduler.core.book import Book
 
 UNITS: Final[Mapping[str, int]] = {"GiB": MEMORY_UNITS["Gi"], "MiB": MEMORY_UNITS["Mi"]}
 _PADDING: Final = 2
@@ -95,6 +101,43 @@ def _pods(device: DeviceHoldings, unit: str) -> list[tuple[str, str, int]]:
         each.uid: (each.namespace, each.name) for each in device.holders
     }
     return [(*names[uid], units_of(device.parts[uid].memory, UNITS[unit])) for uid in names]
+
+
+class GpuShareInspection:
+    """Answers gpushare's clients from the scheduler's book. For one event loop."""
+
+    def __init__(
+        self,
+        book: Book,
+        *,
+        unit: str = "GiB",
+        claim: Callable[[PodUid], ResourceClaim | None] = lambda _uid: None,
+    ) -> None:
+        """`unit` is gpushare's `--memory-unit`; `claim` returns a known claim."""
+        self._book = book
+        self._unit = unit
+        self._claim = claim
+
+    async def answer(self, name: str = "") -> bytes:
+        """Return the JSON of a node, or of all. Other requests are answered in between."""
+        nodes = self._book.cluster.nodes
+        if name and name not in nodes:
+            error = f"node {name!r} shares no GPU"
+            return msgspec.json.encode(GpuShareAnswer(nodes=(), error=error))
+        found = []
+        for each in [name] if name else sorted(nodes):
+            node = nodes.get(each)
+            if node is not None:
+                holdings = node_holdings(node, self._tenants(node))
+                found.append(wire_node(holdings, unit=self._unit))
+            await asyncio.sleep(0)
+        return msgspec.json.encode(GpuShareAnswer(nodes=tuple(found)))
+
+    def _tenants(self, node: Node) -> Iterator[Tenant]:
+        for uid, booking in node.bookings.items():
+            named = self._book.need(uid) or self._claim(uid)
+            if booking.containers and named is not None:
+                yield Tenant(booking=booking, namespace=named.namespace, name=named.name)
 
 
 # ---- the table -----------------------------------------------------------------------------------
