@@ -15,6 +15,7 @@ import re
 import tarfile
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -346,13 +347,10 @@ async def _logs(found: _Collector, pods: Sequence[Any]) -> None:
 
     for pod in sorted(pods, key=urgency)[:_MOST_LOGS]:
         for container in pod.containers:
-
-            async def log(pod: Any = pod, container: str = container) -> str:  # noqa: ANN401
-                return await read_log(found.api, pod, container, lines=_LOG_LINES, most=_LOG_BYTES)
-
+            log = partial(read_log, found.api, pod, container, lines=_LOG_LINES, most=_LOG_BYTES)
             await found.add(f"logs/{pod.name}-{container}.log", log)
         if pod.component == SCHEDULER:
-            await found.add(f"metrics/{pod.name}.txt", lambda pod=pod: read_metrics(found.api, pod))
+            await found.add(f"metrics/{pod.name}.txt", partial(read_metrics, found.api, pod))
 
 
 def _readme(version: object, found: _Collector) -> Iterator[str]:

@@ -485,8 +485,7 @@ def _cluster(
     usual = user_of(every[_OWN_KEYS])
 
     async def read() -> "tuple[str, FoundPolicies, bool]":
-        of_context = {} if context is None else {"context": context}
-        async with connect(path, **of_context) as api:
+        async with connect(path, context=context) as api:
             found = await read_policies(api, every)
             users = found.accounts(every).get(usual) or (usual,)
             # An unknown account that is not the usual one was chosen for a scheduler.

@@ -172,9 +172,9 @@ async def read_cluster(
     pods.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
     claims = await _claims(api, problems)
     bookings = (
-        claim_booking(claim, node)
+        claim_booking(claim, home)
         for claim in claims
-        if (node := by_name.get(claim.devices[0].pool)) is not None
+        if (home := by_name.get(claim.devices[0].pool)) is not None
     )
     return LiveCluster(
         tuple(nodes),
