@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from allotment.kube.components import ComponentPod
     from allotment.kube.errors import KubeError
-    from allotment.kube.installation import Installation
+    from allotment.kube.installation import InstalledParts
     from allotment.kube.objects import NodeObject
     from allotment.kube.webhooks import Webhook
 
@@ -48,7 +48,7 @@ def examine_cluster(kubeconfig: Path | None, context: str | None, namespace: str
     return list(check(read(kubeconfig, context, namespace), now=datetime.now(UTC)))
 
 
-def read(kubeconfig: Path | None, context: str | None, namespace: str) -> Installation:
+def read(kubeconfig: Path | None, context: str | None, namespace: str) -> InstalledParts:
     with installed("kubectl allot doctor", extra="kubernetes"):
         from allotment.kube.installation import read_installation
     return read_of_cluster(
@@ -60,7 +60,7 @@ def read(kubeconfig: Path | None, context: str | None, namespace: str) -> Instal
     )
 
 
-def check(found: Installation, *, now: datetime) -> Iterator[Finding]:
+def check(found: InstalledParts, *, now: datetime) -> Iterator[Finding]:
     """Yield what is well and what is not, the essential parts first."""
     from allotment.kube.errors import KubeError
 
@@ -105,7 +105,7 @@ def _of(pods: Sequence[ComponentPod], component: str) -> list[ComponentPod]:
 
 
 def _agents(
-    found: Installation, pods: Sequence[ComponentPod], nodes: Sequence[NodeObject]
+    found: InstalledParts, pods: Sequence[ComponentPod], nodes: Sequence[NodeObject]
 ) -> Iterator[Finding]:
     agents = _of(pods, "agent")
     if not agents:
@@ -158,7 +158,7 @@ def _not_ready(component: str, pods: Sequence[ComponentPod]) -> Iterator[Finding
 
 
 def _schedulers(
-    found: Installation, pods: Sequence[ComponentPod], now: datetime
+    found: InstalledParts, pods: Sequence[ComponentPod], now: datetime
 ) -> Iterator[Finding]:
     from allotment.kube.errors import KubeError
 
@@ -255,7 +255,7 @@ def _names(names: Sequence[str]) -> str:
 # ---- webhook -------------------------------------------------------------------------------------
 
 
-def _webhook(found: Installation, now: datetime) -> Iterator[Finding]:
+def _webhook(found: InstalledParts, now: datetime) -> Iterator[Finding]:
     from allotment.kube.errors import KubeError
 
     webhooks = found.webhooks
@@ -304,7 +304,7 @@ def _certificates(webhook: Webhook, now: datetime) -> Finding:
 # ---- other plugins -------------------------------------------------------------------------------
 
 
-def _others(found: Installation) -> Iterator[Finding]:
+def _others(found: InstalledParts) -> Iterator[Finding]:
     from allotment.kube.errors import KubeError
 
     assert not isinstance(found.daemon_sets, KubeError)  # noqa: S101 - the caller checked

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from allotment.kube.clients import Api
-    from allotment.kube.installation import Installation
+    from allotment.kube.installation import InstalledParts
     from allotment.scheduler.holdings import ClusterHoldings
 
 _NAMED: Final = 3
@@ -59,7 +59,7 @@ def command(
         from allotment.kube.live import read_cluster
         from allotment.scheduler.holdings import cluster_holdings
 
-    async def read(api: Api) -> tuple[Installation, ClusterHoldings | DeniedError]:
+    async def read(api: Api) -> tuple[InstalledParts, ClusterHoldings | DeniedError]:
         found = await read_installation(api, namespace=system_namespace)
         try:
             return found, cluster_holdings(await read_cluster(api))

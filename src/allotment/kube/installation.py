@@ -75,7 +75,7 @@ class _Version(Narrow):
     git_version: str = ""
 
 
-class Installation(msgspec.Struct, frozen=True, kw_only=True):
+class InstalledParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts, each as read, or why it could not be read."""
 
     server: str
@@ -94,7 +94,7 @@ _LEASE: Final = msgspec.json.Decoder(LeaseObject)
 _VERSION: Final = msgspec.json.Decoder(_Version)
 
 
-async def read_installation(api: Api, *, namespace: str = SYSTEM) -> Installation:
+async def read_installation(api: Api, *, namespace: str = SYSTEM) -> InstalledParts:
     """Raises `UnreachableError` only."""
 
     async def of_version() -> str:
@@ -121,7 +121,7 @@ async def read_installation(api: Api, *, namespace: str = SYSTEM) -> Installatio
         _kept(of_webhooks()),
         _kept(of_lease()),
     )
-    return Installation(
+    return InstalledParts(
         server=api.server,
         namespace=namespace,
         version=version,
