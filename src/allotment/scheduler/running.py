@@ -29,7 +29,8 @@ from allotment.kube.quotas import FollowedBudgets, FollowedQuotas
 from allotment.kube.sharepods import SharePods
 from allotment.metrics import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import AllotError
 from allotment.model.structs import replace

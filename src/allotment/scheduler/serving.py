@@ -23,7 +23,8 @@ from prometheus_client.exposition import choose_encoder
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.kube.clients import Api
 from allotment.kube.webhooks import Secret, WebhookConfiguration
-from allotment.metrics.serving import Probes, parse_address
+from allotment.metrics.serving import Probes
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission import claims
