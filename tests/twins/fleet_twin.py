@@ -80,7 +80,7 @@ def fleet(nodes: int = 3, gpus: int = 2, *, tick: int = 0) -> Fleet:
     return Fleet(
         nodes=tuple(made),
         waiting=(
-            WaitingPod(namespace="ml", name="big", request="1 GPU, 70Gi", reason="no room"),
+            WaitingPod(namespace="ml", name="big", request="1 GPU, 70Gi", nominated="node-0001"),
             WaitingPod(namespace="web", name="small", request="1 GPU, 10Gi"),
         ),
         events=(

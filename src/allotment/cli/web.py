@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot web`: the page, of this machine."""
+"""`allot web`: the page, of this machine or of a cluster."""
 
 import ipaddress
 import time
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from allotment.cli.options import installed, simulated_option, state_option
+from allotment.cli.options import installed, simulated_option, state_option, usual_kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,13 +30,37 @@ _MOST_EVENTS: Final = 500
     default="127.0.0.1:9470",
     help="Address of the page, on this machine alone. Port 0 selects a free port.",
 )
+@click.option("--cluster", is_flag=True, help="Show a cluster, by your kubeconfig.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --cluster: kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's"
+    " service account, or ~/.kube/config]",
+)
+@click.option(
+    "--context",
+    metavar="NAME",
+    help="With --cluster: context of the kubeconfig.  [default: the current one]",
+)
 @simulated_option
 @state_option
-def command(*, listen: str, simulated: str | None, state: Path | None) -> None:
+def command(
+    *,
+    listen: str,
+    cluster: bool,
+    kubeconfig: Path | None,
+    context: str | None,
+    simulated: str | None,
+    state: Path | None,
+) -> None:
     """Serve a page with the GPUs and shares of this machine, until Ctrl-C.
 
     The page shows what each share has and uses of each GPU, the last hour as charts, and the events
     of shares. Each table can be saved as CSV or JSON. Nothing can be changed in it.
+
+    With --cluster it shows all nodes. It also explains why a pod waits, where a pod would go, and
+    which pods would have to leave for it. It reads with the rights of your kubeconfig: it needs to
+    list nodes and pods, and for the use also `get` on `pods/proxy` in namespace allotment-system.
 
     It prints an address with a key. A browser that opens the address once gets a cookie. Other
     users of the machine have no key, so they see nothing. To see the page from another machine,
@@ -45,18 +69,38 @@ def command(*, listen: str, simulated: str | None, state: Path | None) -> None:
     \b
     Examples:
       allot web
-      allot web --listen 127.0.0.1:0
+      allot web --cluster --context staging
     """  # noqa: D301 - click's mark
     import asyncio
 
     address = _local(listen)
+    if cluster:
+        asyncio.run(_serve_cluster(kubeconfig, context, address))
+        return
+    if kubeconfig or context:
+        raise click.UsageError("--kubeconfig and --context need --cluster")
     with installed("allot web", extra="web"):
         from allotment.shares.folders import StateFolder
         from allotment.web.application import Pages
         from allotment.web.watching import Watch
     source = MachineSource(StateFolder.at(state), simulated)
-    pages = Pages(Watch(source), is_cluster=False, title=source.name)
-    asyncio.run(_serve(pages, address))
+    asyncio.run(_serve(Pages(Watch(source), title=source.name), address))
+
+
+async def _serve_cluster(
+    kubeconfig: Path | None, context: str | None, address: tuple[str, int]
+) -> None:
+    import os
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with installed("allot web --cluster", extra="kubernetes"):
+        from allotment.kube.clients import connect
+        from allotment.web.cluster import ClusterSource
+        from allotment.web.cluster_pages import ClusterPages
+        from allotment.web.watching import Watch
+    async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
+        source = ClusterSource(api)
+        await _serve(ClusterPages(Watch(source), source, title=api.server), address)
 
 
 def _local(text: str) -> tuple[str, int]:
@@ -158,9 +202,7 @@ class MachineSource:
             for view in self._seen.shares
             if view.problem is not None
         ]
-        gpus = tuple(
-            _gpu(row, self._seen.shares) for row in rows if row.device.slice_of is None
-        )
+        gpus = tuple(_gpu(row, self._seen.shares) for row in rows if row.device.slice_of is None)
         nodes = (FleetNode(name=self.name, gpus=gpus),) if gpus else ()
         return Fleet(
             nodes=nodes, problems=tuple(problems), events=_events(self._folder), read_at=time.time()

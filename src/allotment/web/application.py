@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 
 import jinja2
@@ -57,13 +58,6 @@ _BEAT_S: Final = 15.0
 _MOST_LINES: Final = 12
 """Of one chart."""
 _FIGURES: Final[Mapping[str, str]] = {"memory": "Memory used", "time": "Time used"}
-_NAVIGATION: Final = (
-    ("/", "Fleet", "f"),
-    ("/gpus", "GPUs", "u"),
-    ("/shares", "Shares", "s"),
-    ("/events", "Events", "e"),
-)
-"""Address, title and key of the pages in the head."""
 _SUBJECTS: Final = ("node", "gpu", "share")
 _WORTH_PACKING: Final = 4096
 """Bytes of a page."""
@@ -72,10 +66,16 @@ _WORTH_PACKING: Final = 4096
 class Pages:
     """The pages of one fleet."""
 
-    def __init__(self, watch: Watch, *, is_cluster: bool, title: str) -> None:
+    navigation: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("/", "Fleet", "f"),
+        ("/gpus", "GPUs", "u"),
+        ("/shares", "Shares", "s"),
+        ("/events", "Events", "e"),
+    )
+    """Address, title and key of the pages in the head."""
+
+    def __init__(self, watch: Watch, *, title: str) -> None:
         self._watch = watch
-        self._is_cluster = is_cluster
-        self._title = title
         self._static = {
             path.name: (path, hashlib.sha256(path.read_bytes()).hexdigest()[:12])
             for path in sorted((_ROOT / "static").iterdir())
@@ -100,8 +100,7 @@ class Pages:
             "shade": shade,
             "version": __version__,
             "site": title,
-            "is_cluster": is_cluster,
-            "navigation": _NAVIGATION,
+            "navigation": self.navigation,
         }
 
     def application(self, guard: Guard, limit: RateLimit | None = None) -> web.Application:
@@ -119,8 +118,13 @@ class Pages:
         app.router.add_get("/live", self.live)
         app.router.add_get("/healthz", _healthz)
         app.router.add_get(STATIC + "{digest}/{name}", self.static)
+        self.add_routes(app)
         app.cleanup_ctx.append(self._watching)
+        app.on_shutdown.append(self._closing)
         return app
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add further pages."""
 
     async def _watching(self, app: web.Application) -> AsyncIterator[None]:
         del app
@@ -129,10 +133,15 @@ class Pages:
         task.cancel()
         await asyncio.wait([task])
 
+    async def _closing(self, app: web.Application) -> None:
+        """End the streams: the server waits for its requests."""
+        del app
+        self._watch.close()
+
     # ---- pages
 
     async def fleet(self, request: web.Request) -> web.Response:
-        fleet = self._seen()
+        fleet = self.seen()
         query, sort = request.query.get("q", ""), request.query.get("sort", "name")
         by = request.query.get("by", "memory")
         if sort not in SORTS or by not in MEASURES:
@@ -144,14 +153,14 @@ class Pages:
         pages = max(1, -(-len(nodes) // NODES_OF_A_PAGE))
         page = min(pages, _number(request, "page", 1))
         begin = (page - 1) * NODES_OF_A_PAGE
-        return self._page(
+        return self.rendered(
             request,
             "fleet.html",
             totals=totals_of(fleet),
             fleet=fleet,
             nodes=nodes[begin : begin + NODES_OF_A_PAGE],
             found=len(nodes),
-            picture=overview(nodes, by) if len(nodes) > 1 else None,
+            picture=overview(nodes, by) if pages > 1 else None,
             value=MEASURES[by][1],
             measures={name: title for name, (title, _) in MEASURES.items()},
             sorts=tuple(SORTS),
@@ -166,34 +175,32 @@ class Pages:
     async def node(self, request: web.Request) -> web.Response:
         node = self._node(request.match_info["name"])
         fleet = Fleet(nodes=(node,))
-        return self._page(
+        return self.rendered(
             request,
             "node.html",
             node=node,
             totals=totals_of(fleet),
             gpus=_whole(gpus_table(fleet)),
-            shares=_whole(shares_table(fleet, is_cluster=self._is_cluster)),
+            shares=_whole(shares_table(fleet)),
             charts=self._charts("node", node.name),
         )
 
     async def gpu(self, request: web.Request) -> web.Response:
         node, gpu = self._gpu(request.match_info["uuid"])
         fleet = Fleet(nodes=(FleetNode(name=node.name, gpus=(gpu,)),))
-        return self._page(
+        return self.rendered(
             request,
             "gpu.html",
             node=node,
             gpu=gpu,
-            shares=_whole(shares_table(fleet, is_cluster=self._is_cluster)),
+            shares=_whole(shares_table(fleet)),
             charts=self._charts("gpu", gpu.uuid),
         )
 
     async def share(self, request: web.Request) -> web.Response:
-        fleet = self._seen()
+        fleet = self.seen()
         wanted = request.match_info["id"]
-        parts = [
-            (node, gpu, share) for node, gpu, share in fleet.shares() if share.id == wanted
-        ]
+        parts = [(node, gpu, share) for node, gpu, share in fleet.shares() if share.id == wanted]
         events = tuple(event for event in fleet.events if event.share == wanted)
         if not parts and not events:
             raise NotFoundError(
@@ -206,25 +213,24 @@ class Pages:
             ),
             events=events,
         )
-        return self._page(
+        return self.rendered(
             request,
             "share.html",
             name=parts[0][2].name if parts else wanted,
             parts=parts,
-            shares=_whole(shares_table(only, is_cluster=self._is_cluster)),
+            shares=_whole(shares_table(only)),
             events=_whole(events_table(only)),
             charts=self._charts("share", wanted),
         )
 
     async def gpus(self, request: web.Request) -> web.Response:
-        return self._table(request, gpus_table(self._seen()))
+        return self.as_table(request, gpus_table(self.seen()))
 
     async def shares(self, request: web.Request) -> web.Response:
-        table = shares_table(self._seen(), is_cluster=self._is_cluster)
-        return self._table(request, table)
+        return self.as_table(request, shares_table(self.seen()))
 
     async def events(self, request: web.Request) -> web.Response:
-        return self._table(request, events_table(self._seen()))
+        return self.as_table(request, events_table(self.seen()))
 
     # ---- what pages ask for
 
@@ -256,7 +262,7 @@ class Pages:
             return [("GPU", gpu_key(gpu.uuid, figure)), *shares][:_MOST_LINES]
         return [
             (f"GPU {gpu.index}", share_key(share.id, share.device, figure))
-            for _, gpu, share in self._seen().shares()
+            for _, gpu, share in self.seen().shares()
             if share.id == name
         ]
 
@@ -267,9 +273,9 @@ class Pages:
         answer = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
-        await answer.prepare(request)
-        with self._watch.subscribed() as news:
-            while True:
+        with suppress(ConnectionError), self._watch.subscribed() as news:  # the browser has left
+            await answer.prepare(request)
+            while not self._watch.is_closed:
                 news.clear()
                 try:
                     async with asyncio.timeout(_BEAT_S):
@@ -277,10 +283,8 @@ class Pages:
                     text = f"event: reading\ndata: {self._watch.number}\n\n"
                 except TimeoutError:
                     text = ": nothing new\n\n"
-                try:
-                    await answer.write(text.encode())
-                except ConnectionError:
-                    return answer
+                await answer.write(text.encode())
+        return answer
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         path, digest = self._static.get(request.match_info["name"], (None, ""))
@@ -292,17 +296,17 @@ class Pages:
 
     # ---- inside
 
-    def _seen(self) -> Fleet:
+    def seen(self) -> Fleet:
         return visible(self._watch.fleet, VIEWER.get().sight)
 
     def _node(self, name: str) -> FleetNode:
-        for node in self._seen().nodes:
+        for node in self.seen().nodes:
             if node.name == name:
                 return node
         raise NotFoundError(f"there is no node {name}", hint="or you may not see it")
 
     def _gpu(self, uuid: str) -> tuple[FleetNode, FleetGpu]:
-        for node, gpu in self._seen().gpus():
+        for node, gpu in self.seen().gpus():
             if gpu.uuid == uuid:
                 return node, gpu
         raise NotFoundError(f"there is no GPU {uuid}", hint="or you may not see it")
@@ -324,7 +328,7 @@ class Pages:
             )
         return found
 
-    def _table(self, request: web.Request, table: PageTable) -> web.Response:
+    def as_table(self, request: web.Request, table: PageTable) -> web.Response:
         """Answer with a table, as `format` asks: html, csv or json."""
         table = arranged(
             table,
@@ -342,9 +346,9 @@ class Pages:
             return web.Response(text=json_of(table), content_type="application/json")
         if kind != "html":
             raise UsageError(f"unknown format {kind!r}", hint="html, csv or json")
-        return self._page(request, "table.html", table=table)
+        return self.rendered(request, "table.html", table=table)
 
-    def _page(self, request: web.Request, template: str, **values: Any) -> web.Response:  # noqa: ANN401 - a template's
+    def rendered(self, request: web.Request, template: str, **values: Any) -> web.Response:  # noqa: ANN401 - a template's
         is_part = request.headers.get("X-Part") == "live"
         began = time.perf_counter()
         text = self._templates.get_template(template).render(
@@ -353,7 +357,7 @@ class Pages:
             read_at=self._watch.fleet.read_at,
             pace_s=self._watch.pace_s,
             problem=self._watch.problem,
-            problems=self._seen().problems,
+            problems=self.seen().problems,
             viewer=VIEWER.get().name,
             address=_addresses(request),
             **values,
@@ -407,15 +411,15 @@ def _seconds(request: web.Request, name: str) -> float:
 
 
 def _bytes(size: float | None) -> str:
-    return "–" if size is None else format_bytes(round(size))
+    return "-" if size is None else format_bytes(round(size))
 
 
 def _percent(part: float | None) -> str:
-    return "–" if part is None else f"{part * 100:.0f} %"
+    return "-" if part is None else f"{part * 100:.0f} %"
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "–"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
 
 
 _FORMATS: Final[Mapping[CellKind, Callable[[Any], str]]] = {
@@ -427,12 +431,10 @@ _FORMATS: Final[Mapping[CellKind, Callable[[Any], str]]] = {
 
 def _cell(value: Value, kind: CellKind) -> str:
     if value is None:
-        return "–"
+        return "-"
     return _FORMATS.get(kind, str)(value)
 
 
 async def _healthz(request: web.Request) -> web.Response:
     del request
     return web.Response(text="ok\n")
-
-

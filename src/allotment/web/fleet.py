@@ -85,7 +85,20 @@ class WaitingPod(msgspec.Struct, frozen=True, kw_only=True):
     request: str = ""
     priority: int = 0
     created: str = ""
-    reason: str = ""
+    nominated: str = ""
+    """The node where other pods end for it."""
+
+
+class NamespaceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit of a namespace's quota."""
+
+    namespace: str
+    limit: str
+    """The quota's name, and the resource."""
+    used: float
+    hard: float
+    kind: str = "number"
+    """`bytes`, `part` of GPUs, or `number` of GPUs."""
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +122,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingPod, ...] = ()
     events: tuple[Happened, ...] = ()
     """The newest first."""
+    quotas: tuple[NamespaceUse, ...] = ()
     problems: tuple[str, ...] = ()
     """What could not be read."""
     read_at: float = 0.0
@@ -124,8 +138,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 class FleetSource(Protocol):
     """Where the fleet is read."""
 
-    pace_s: float
-    """Seconds between two readings."""
+    @property
+    def pace_s(self) -> float:
+        """Seconds between two readings."""
+        ...
 
     async def read(self) -> Fleet:
         """Raises `AllotError`."""
@@ -168,6 +184,7 @@ def visible(fleet: Fleet, sight: Sight) -> Fleet:
         fleet,
         nodes=tuple(nodes),
         waiting=tuple(pod for pod in fleet.waiting if sight.sees(pod.namespace)),
+        quotas=tuple(each for each in fleet.quotas if sight.sees(each.namespace)),
         events=tuple(
             event
             for event in fleet.events
@@ -248,9 +265,7 @@ def matching(fleet: Fleet, text: str) -> tuple[FleetNode, ...]:
     words = text.casefold().split()
     if not words:
         return fleet.nodes
-    return tuple(
-        node for node in fleet.nodes if all(word in _searched(node) for word in words)
-    )
+    return tuple(node for node in fleet.nodes if all(word in _searched(node) for word in words))
 
 
 def _searched(node: FleetNode) -> str:

@@ -126,7 +126,9 @@ class LinkGuard:
             hint = "open the address that `allot web` printed; it has a key"
             return self._refusal(401, "this page needs its key", hint)
         query = {name: value for name, value in request.query.items() if name != "key"}
-        answer = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(query))})
+        answer = web.Response(
+            status=303, headers={"Location": str(request.rel_url.with_query(query))}
+        )
         answer.set_cookie(self.cookie, self._session, httponly=True, samesite="Strict", path="/")
         return answer
 

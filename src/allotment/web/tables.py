@@ -17,6 +17,8 @@ import msgspec
 from allotment.web.fleet import Fleet
 
 ROWS_OF_A_PAGE: Final = 200
+KIND: Final = "cell_kind"
+"""Key of a row's kind of cells, for columns without one of their own."""
 
 Value = str | int | float | None
 
@@ -29,6 +31,8 @@ class CellKind(StrEnum):
     PART = "part"
     NUMBER = "number"
     TIME = "time"
+    ROW = "row"
+    """As the row's `KIND`."""
 
 
 class PageColumn(msgspec.Struct, frozen=True):
@@ -74,9 +78,7 @@ def arranged(table: PageTable, *, query: str, sort: str, page: int) -> PageTable
     rows = [
         row
         for row in table.rows
-        if all(
-            any(word in str(row.get(key) or "").casefold() for key in keys) for word in words
-        )
+        if all(any(word in str(row.get(key) or "").casefold() for key in keys) for word in words)
     ]
     key = sort.removeprefix("-")
     is_descending = sort.startswith("-")
@@ -172,9 +174,11 @@ def gpus_table(fleet: Fleet) -> PageTable:
     )
 
 
-def shares_table(fleet: Fleet, *, is_cluster: bool) -> PageTable:
-    namespace = (PageColumn("namespace", "Namespace"),) if is_cluster else ()
-    command = () if is_cluster else (PageColumn("command", "Command"),)
+def shares_table(fleet: Fleet) -> PageTable:
+    """Namespaces are those of pods, commands those of `allot run`."""
+    shares = [share for _, _, share in fleet.shares()]
+    namespace = (PageColumn("namespace", "Namespace"),) if any(s.namespace for s in shares) else ()
+    command = (PageColumn("command", "Command"),) if any(s.command for s in shares) else ()
     return PageTable(
         name="shares",
         title="Shares",
@@ -252,7 +256,7 @@ def waiting_table(fleet: Fleet) -> PageTable:
             PageColumn("request", "Requests"),
             PageColumn("priority", "Priority", _N),
             PageColumn("created", "Since"),
-            PageColumn("reason", "Last message of its scheduler"),
+            PageColumn("nominated", "Makes room on"),
         ),
         rows=[
             {
@@ -262,8 +266,34 @@ def waiting_table(fleet: Fleet) -> PageTable:
                 "request": pod.request,
                 "priority": pod.priority,
                 "created": pod.created,
-                "reason": pod.reason,
+                "nominated": pod.nominated,
             }
             for pod in fleet.waiting
+        ],
+    )
+
+
+def quotas_table(fleet: Fleet) -> PageTable:
+    """Amounts are bytes, parts of GPUs, or GPUs, by the resource."""
+    return PageTable(
+        name="quotas",
+        title="Quotas",
+        columns=(
+            PageColumn("namespace", "Namespace"),
+            PageColumn("limit", "Quota and resource"),
+            PageColumn("used", "Used", CellKind.ROW),
+            PageColumn("hard", "Limit", CellKind.ROW),
+            PageColumn("part", "Part", _P),
+        ),
+        rows=[
+            {
+                "namespace": each.namespace,
+                "limit": each.limit,
+                "used": each.used,
+                "hard": each.hard,
+                "part": each.used / each.hard if each.hard else None,
+                KIND: each.kind,
+            }
+            for each in fleet.quotas
         ],
     )

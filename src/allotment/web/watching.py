@@ -20,7 +20,8 @@ from allotment.web.fleet import Fleet, FleetSource
 KEPT_S: Final = 3600.0
 _MOST_SERIES: Final = 60_000
 """Of an hour at 15 s each takes 1 KiB."""
-_PATIENCE_S: Final = 30.0
+_MOST_POINTS: Final = 3600
+_PATIENCE_S: Final = 60.0
 """For one reading."""
 
 SeriesKey = tuple[str, str, str]
@@ -35,10 +36,10 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The figures of the last hour, at one pace. Bounded in series and in points."""
+    """The figures of the last hour. Bounded in series and in points."""
 
-    def __init__(self, pace_s: float, *, kept_s: float = KEPT_S) -> None:
-        self._points = max(2, math.ceil(kept_s / pace_s))
+    def __init__(self, *, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
         self._times: list[float] = []
         self._first = 0
         """Number of the reading at `_times[0]`."""
@@ -62,10 +63,13 @@ class History:
             begin, values = kept
             values.extend([math.nan] * (number - begin - len(values)))
             values.append(value)
-        if len(self._times) > self._points:
-            self._forget(len(self._times) - self._points)
+        oldest = max(fleet.read_at - self._kept_s, 0.0)
+        old = next((place for place, moment in enumerate(self._times) if moment > oldest), 0)
+        self._forget(max(old, len(self._times) - _MOST_POINTS))
 
     def _forget(self, count: int) -> None:
+        if count <= 0:
+            return
         del self._times[:count]
         self._first += count
         for key, (begin, values) in list(self._series.items()):
@@ -124,14 +128,18 @@ class Watch:
     def __init__(self, source: FleetSource, *, clock: Callable[[], float] = time.time) -> None:
         self._source = source
         self._clock = clock
-        self.pace_s: Final = source.pace_s
         self.fleet = Fleet()
         self.number = 0
         """Of the reading; 0: none yet."""
         self.problem = ""
         """Why the last reading failed."""
-        self.history = History(source.pace_s)
+        self.history = History()
+        self.is_closed = False
         self._waiting: set[asyncio.Event] = set()
+
+    @property
+    def pace_s(self) -> float:
+        return self._source.pace_s
 
     async def run(self) -> NoReturn:
         """Read until cancelled."""
@@ -154,6 +162,14 @@ class Watch:
             self.fleet = msgspec.structs.replace(fleet, read_at=self._clock())
             self.history.add(self.fleet)
         self.number += 1
+        self._wake()
+
+    def close(self) -> None:
+        """Wake those who wait, for the last time."""
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
         for event in self._waiting:
             event.set()
 
@@ -170,4 +186,3 @@ class Watch:
     @property
     def subscribers(self) -> int:
         return len(self._waiting)
-

@@ -42,7 +42,7 @@ def with_pages(
 
     async def run() -> None:
         watch = Watch(FleetTwin(lambda tick: fleet(tick=tick), pace_s=1000))
-        pages = Pages(watch, is_cluster=True, title="test")
+        pages = Pages(watch, title="test")
         made = guard(pages.refusal)
         await watch.step()
         server = TestServer(pages.application(made, limit))
@@ -168,7 +168,7 @@ def test_the_live_part_is_the_page_without_its_frame() -> None:
 def test_each_reading_is_announced() -> None:
     async def run() -> None:
         watch = Watch(FleetTwin(lambda tick: fleet(tick=tick), pace_s=0.01))
-        pages = Pages(watch, is_cluster=False, title="test")
+        pages = Pages(watch, title="test")
         async with TestClient(TestServer(pages.application(Known(pages.refusal)))) as client:
             answer = await client.get("/live")
             assert answer.content_type == "text/event-stream"

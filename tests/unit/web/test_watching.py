@@ -20,7 +20,7 @@ LATER = gpu_key("GPU-node-0002-0", "memory")
 
 
 def test_the_history_has_each_reading_once() -> None:
-    history = History(10.0)
+    history = History()
     for moment in (10.0, 20.0, 30.0):
         history.add(at(moment))
     assert history.read([KEY]).times == [10.0, 20.0, 30.0]
@@ -29,7 +29,7 @@ def test_the_history_has_each_reading_once() -> None:
 
 
 def test_what_comes_and_goes_has_no_values_before_and_after() -> None:
-    history = History(10.0)
+    history = History()
     history.add(at(10.0, 1))
     history.add(at(20.0, 3))
     history.add(at(30.0, 1))
@@ -40,22 +40,22 @@ def test_what_comes_and_goes_has_no_values_before_and_after() -> None:
 
 
 def test_only_the_last_hour_is_kept() -> None:
-    history = History(60.0)
-    history.add(at(0.0, 3))
+    history = History()
+    history.add(at(1.0, 3))
     for minute in range(1, 100):
-        history.add(at(60.0 * minute))
+        history.add(at(1.0 + 60.0 * minute))
     series = history.read([KEY, LATER])
     assert len(series.times) == 60
-    assert series.times[-1] == 60.0 * 99
+    assert series.times[-1] == 1.0 + 60.0 * 99
     assert None not in series.values[0]
     assert set(series.values[1]) == {None}
     assert len(history._series) < len(list(fleet(3).shares())) * 2  # noqa: SLF001 - it is bounded
 
 
 def test_a_share_that_comes_back_keeps_its_gap() -> None:
-    history = History(60.0)
+    history = History()
     for minute in range(50):
-        history.add(at(60.0 * minute, 3 if minute % 20 == 0 else 1))
+        history.add(at(1.0 + 60.0 * minute, 3 if minute % 20 == 0 else 1))
     values = history.read([LATER]).values[0]
     assert [place for place, value in enumerate(values) if value is not None] == [0, 20, 40]
 

@@ -82,7 +82,7 @@ function colour(name) {
 }
 
 function inBytes(value) {
-  if (value === null || value === undefined) return "–";
+  if (value === null || value === undefined) return "-";
   const units = ["B", "Ki", "Mi", "Gi", "Ti"];
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) {
@@ -93,8 +93,10 @@ function inBytes(value) {
 }
 
 function inPercent(value) {
-  return value === null || value === undefined ? "–" : `${Math.round(value * 100)} %`;
+  return value === null || value === undefined ? "-" : `${Math.round(value * 100)} %`;
 }
+
+const POWERS = Array.from({ length: 40 }, (_, power) => 2 ** (power + 10));
 
 class Chart {
   constructor(place) {
@@ -148,11 +150,20 @@ class Chart {
             stroke: colour(`--h${place % 6}`),
             dash: place >= 6 ? [6, 4] : undefined,
             width: 1.5,
+            points: { show: false },
             value: (_, value) => this.format(value),
           })),
         ],
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
-        axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map(this.format) }],
+        axes: [
+          axis,
+          {
+            ...axis,
+            size: 64,
+            incrs: this.format === inBytes ? POWERS : undefined,
+            values: (_, ticks) => ticks.map(this.format),
+          },
+        ],
       },
       this.data,
       this.place,
