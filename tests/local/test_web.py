@@ -101,11 +101,11 @@ def base_of(address: str) -> str:
 @pytest.fixture
 def machine_page(allot: Allot) -> Iterator[str]:
     """`allot web` on a machine with one share, whose program uses a GiB."""
-    made = allot("cdi", "create", "--simulated", "t4:2", "--memory", "4Gi", "--name", "kept",
+    made = allot("cdi", "create", "--simulated", "t4", "--memory", "4Gi", "--name", "kept",
                  "--cdi-dir", allot.state / "cdi")  # fmt: skip
     assert made.returncode == 0, made.stderr
-    run = ("run", "--simulated", "t4:2", "--memory", "6Gi", "--compute", "40", "--name", "train")
-    program = ("--", "allot", "burn", "--memory", "1Gi", "--seconds", "600")
+    run = ("run", "--simulated", "t4", "--memory", "6Gi", "--compute", "40", "--name", "train")
+    program = ("--", *allot.command("burn", "--memory", "1Gi", "--seconds", "600"))
     environment = allot.environment()
     with (
         subprocess.Popen(allot.command(*run, *program), env=environment) as burning,
@@ -130,7 +130,7 @@ def test_a_machine_from_its_fleet_to_a_share(
     page = first.page
     first.goes_to(machine_page)
     assert "key=" not in page.url
-    expect(page.locator("a.gpu")).to_have_count(2)
+    expect(page.locator("a.gpu")).to_have_count(1)
     page.locator("a.gpu").first.click()
     expect(page.locator("h1")).to_contain_text("GPU 0")
     row = page.get_by_role("row").filter(has_text="train")
@@ -142,7 +142,7 @@ def test_a_machine_from_its_fleet_to_a_share(
 
     page.goto(base_of(machine_page) + "/shares")
     expect(page.get_by_role("row")).to_have_count(3)
-    made = allot("cdi", "create", "--simulated", "t4:2", "--memory", "1Gi", "--name", "later",
+    made = allot("cdi", "create", "--simulated", "t4", "--memory", "1Gi", "--name", "later",
                  "--cdi-dir", allot.state / "cdi")  # fmt: skip
     assert made.returncode == 0, made.stderr
     expect(page.get_by_role("row").filter(has_text="later")).to_have_count(1)  # without a reload

@@ -11,6 +11,7 @@ import click
 from allotment.cli.options import installed, simulated_option, state_option, usual_kubeconfig
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
 
     from allotment.cli.machines import DeviceRow
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from allotment.shares.status import DeviceView, ShareStatus, ShareView
     from allotment.web.application import Pages
     from allotment.web.fleet import Fleet, FleetGpu, FleetShare, Happened
+    from allotment.web.guarding import Guard
 
 _PACE_S: Final = 2.0
 _MOST_EVENTS: Final = 500
@@ -42,6 +44,23 @@ _MOST_EVENTS: Final = 500
     metavar="NAME",
     help="With --cluster: context of the kubeconfig.  [default: the current one]",
 )
+@click.option(
+    "--login",
+    is_flag=True,
+    help="With --cluster: for many viewers. Each logs in with a token of Kubernetes, and sees what"
+    " Kubernetes lets them list.",
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With --login: certificate chain in PEM. Only with it the page listens at an address that"
+    " other machines reach.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Key of --tls-cert, in PEM.",
+)
 @simulated_option
 @state_option
 def command(
@@ -50,6 +69,9 @@ def command(
     cluster: bool,
     kubeconfig: Path | None,
     context: str | None,
+    login: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     simulated: str | None,
     state: Path | None,
 ) -> None:
@@ -61,6 +83,7 @@ def command(
     With --cluster it shows all nodes. It also explains why a pod waits, where a pod would go, and
     which pods would have to leave for it. It reads with the rights of your kubeconfig: it needs to
     list nodes and pods, and for the use also `get` on `pods/proxy` in namespace allotment-system.
+    In a cluster, run it with --login (deploy/manifests/web.yaml).
 
     It prints an address with a key. A browser that opens the address once gets a cookie. Other
     users of the machine have no key, so they see nothing. To see the page from another machine,
@@ -73,12 +96,15 @@ def command(
     """  # noqa: D301 - click's mark
     import asyncio
 
-    address = _local(listen)
+    if not cluster and (kubeconfig or context or login):
+        raise click.UsageError("--kubeconfig, --context and --login need --cluster")
+    if (tls_cert is None) != (tls_key is None) or (tls_cert and not login):
+        raise click.UsageError("--tls-cert and --tls-key belong together, and need --login")
+    address = _address(listen, is_open=tls_cert is not None)
+    tls = _tls(tls_cert, tls_key) if tls_cert and tls_key else None
     if cluster:
-        asyncio.run(_serve_cluster(kubeconfig, context, address))
+        asyncio.run(_serve_cluster(kubeconfig, context, address, has_login=login, tls=tls))
         return
-    if kubeconfig or context:
-        raise click.UsageError("--kubeconfig and --context need --cluster")
     with installed("allot web", extra="web"):
         from allotment.shares.folders import StateFolder
         from allotment.web.application import Pages
@@ -88,7 +114,12 @@ def command(
 
 
 async def _serve_cluster(
-    kubeconfig: Path | None, context: str | None, address: tuple[str, int]
+    kubeconfig: Path | None,
+    context: str | None,
+    address: tuple[str, int],
+    *,
+    has_login: bool,
+    tls: "ssl.SSLContext | None",
 ) -> None:
     import os
 
@@ -100,11 +131,18 @@ async def _serve_cluster(
         from allotment.web.watching import Watch
     async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
         source = ClusterSource(api)
-        await _serve(ClusterPages(Watch(source), source, title=api.server), address)
+        pages = ClusterPages(
+            Watch(source),
+            source,
+            title=api.server,
+            has_login=has_login,
+            is_encrypted=tls is not None,
+        )
+        await _serve(pages, address, guard=pages.guard, tls=tls)
 
 
-def _local(text: str) -> tuple[str, int]:
-    """Return an address of this machine alone. Raises `UsageError`."""
+def _address(text: str, *, is_open: bool) -> tuple[str, int]:
+    """Return an address, of this machine alone unless `is_open`. Raises `UsageError`."""
     from allotment.model.addresses import parse_address
     from allotment.model.errors import UsageError
 
@@ -113,7 +151,7 @@ def _local(text: str) -> tuple[str, int]:
         is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_local = False
-    if not is_local:
+    if not (is_local or is_open):
         raise UsageError(
             f"{text} can be reached from other machines, and the page has no TLS",
             hint="listen at 127.0.0.1, and forward the port: ssh -L 9470:127.0.0.1:9470 HOST",
@@ -121,8 +159,30 @@ def _local(text: str) -> tuple[str, int]:
     return host, port
 
 
-async def _serve(pages: "Pages", address: tuple[str, int]) -> None:
-    """Serve until cancelled. Raises `PrerequisiteError` if it cannot listen."""
+def _tls(certificate: Path, key: Path) -> "ssl.SSLContext":
+    import ssl
+
+    from allotment.model.errors import UsageError
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"cannot use the certificate {certificate}: {error}") from error
+    return context
+
+
+async def _serve(
+    pages: "Pages",
+    address: tuple[str, int],
+    *,
+    guard: "Guard | None" = None,
+    tls: "ssl.SSLContext | None" = None,
+) -> None:
+    """Serve until cancelled. `guard` None: a key in the printed address.
+
+    Raises `PrerequisiteError` if it cannot listen.
+    """
     import asyncio
 
     from aiohttp import web
@@ -130,21 +190,23 @@ async def _serve(pages: "Pages", address: tuple[str, int]) -> None:
     from allotment.model.errors import PrerequisiteError
     from allotment.web.guarding import LinkGuard
 
-    guard = LinkGuard(pages.refusal)
-    runner = web.AppRunner(pages.application(guard), access_log=None, shutdown_timeout=1.0)
+    link = LinkGuard(pages.refusal)
+    app = pages.application(guard or link)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, *address).start()
+            await web.TCPSite(runner, address[0] or None, address[1], ssl_context=tls).start()
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot listen at {address[0]}:{address[1]}: {error.strerror or error}",
                 hint="another program uses it; choose one with --listen",
             ) from error
         port = int(runner.addresses[0][1])
-        guard.cookie = f"allotment-{port}"
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        click.echo(f"http://{host}:{port}/?key={guard.key}")
+        host = f"[{address[0]}]" if ":" in address[0] else address[0] or "0.0.0.0"  # noqa: S104
+        link.cookie = f"allotment-{port}"
+        key = "" if guard else f"?key={link.key}"
+        click.echo(f"{'https' if tls else 'http'}://{host}:{port}/{key}")
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

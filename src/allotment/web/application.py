@@ -106,7 +106,7 @@ class Pages:
     def application(self, guard: Guard, limit: RateLimit | None = None) -> web.Application:
         """Return the application; its start and end are those of the watch."""
         chain = middlewares(guard, self.refusal, limit or RateLimit())
-        app = web.Application(client_max_size=64 << 10, middlewares=chain)  # type: ignore[arg-type]
+        app = web.Application(client_max_size=64 << 10, middlewares=chain)
         app.router.add_get("/", self.fleet)
         app.router.add_get("/nodes/{name}", self.node)
         app.router.add_get("/gpus", self.gpus)
@@ -369,6 +369,10 @@ class Pages:
         if len(text) > _WORTH_PACKING:
             answer.enable_compression()
         return answer
+
+    def login_form(self, values: Mapping[str, str]) -> web.Response:
+        text = self._templates.get_template("login.html").render(**values)
+        return web.Response(text=text, content_type="text/html")
 
     def refusal(self, status: int, message: str, hint: str | None) -> web.Response:
         text = self._templates.get_template("error.html").render(

@@ -11,6 +11,7 @@ from allotment.model.errors import BusyError, NotFoundError, UsageError
 from allotment.web.application import Pages
 from allotment.web.cluster import ClusterSource
 from allotment.web.guarding import VIEWER
+from allotment.web.rights import LoginGuard, Logins, Rights
 from allotment.web.tables import quotas_table, waiting_table
 from allotment.web.watching import Watch
 from allotment.web.why import Answer, Asked, what_if, why
@@ -33,13 +34,32 @@ class ClusterPages(Pages):
         ("/quotas", "Quotas", "q"),
     )
 
-    def __init__(self, watch: Watch, source: ClusterSource, *, title: str) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        source: ClusterSource,
+        *,
+        title: str,
+        has_login: bool = False,
+        is_encrypted: bool = False,
+    ) -> None:
+        """`has_login`: viewers log in, and see what Kubernetes lets them see."""
         super().__init__(watch, title=title)
         self._source = source
         self._turn = asyncio.Semaphore(1)
         """An explanation takes up to a second of a core."""
+        self.guard: Final = (
+            LoginGuard(
+                Rights(source.api, self._namespaces), self.refusal, is_encrypted=is_encrypted
+            )
+            if has_login
+            else None
+        )
+        """None: the rights are those of the one viewer's kubeconfig."""
 
     def add_routes(self, app: web.Application) -> None:
+        if self.guard is not None:
+            Logins(self.guard, self.login_form).add_routes(app)
         app.router.add_get("/waiting", self.waiting)
         app.router.add_get("/quotas", self.quotas)
         app.router.add_get("/what-if", self.what_if)
@@ -75,6 +95,16 @@ class ClusterPages(Pages):
             self._check(asked.namespace)
             found = await self._in_turn(lambda: what_if(self._source.api, self._source.live, asked))
         return self.rendered(request, "what_if.html", asked=asked, found=found, **self._sight())
+
+    def _namespaces(self) -> frozenset[str]:
+        """Return the namespaces that the pages show."""
+        fleet = self._watch.fleet
+        return frozenset(
+            {share.namespace for _, _, share in fleet.shares()}
+            | {pod.namespace for pod in fleet.waiting}
+            | {event.namespace for event in fleet.events}
+            | {quota.namespace for quota in fleet.quotas}
+        ) - {""}
 
     def _check(self, namespace: str, name: str = "what-if") -> None:
         """Raise `UsageError` for no name, and `NotFoundError` for what the viewer does not see."""

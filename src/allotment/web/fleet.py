@@ -154,10 +154,17 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     sees_nodes: bool = True
     """If not, a GPU is seen only through a share that is seen."""
     namespaces: frozenset[str] | None = None
-    """None: all."""
+    """Those whose pods and shares are seen; None: all."""
+    quotas: frozenset[str] | None = None
+    events: frozenset[str] | None = None
+    """The same for quotas, and for events."""
 
     def sees(self, namespace: str) -> bool:
-        return self.namespaces is None or namespace in self.namespaces
+        return _has(self.namespaces, namespace)
+
+
+def _has(namespaces: frozenset[str] | None, namespace: str) -> bool:
+    return namespaces is None or namespace in namespaces
 
 
 EVERYTHING = Sight()
@@ -184,12 +191,8 @@ def visible(fleet: Fleet, sight: Sight) -> Fleet:
         fleet,
         nodes=tuple(nodes),
         waiting=tuple(pod for pod in fleet.waiting if sight.sees(pod.namespace)),
-        quotas=tuple(each for each in fleet.quotas if sight.sees(each.namespace)),
-        events=tuple(
-            event
-            for event in fleet.events
-            if (sight.sees(event.namespace) if event.namespace else sight.sees_nodes)
-        ),
+        quotas=tuple(each for each in fleet.quotas if _has(sight.quotas, each.namespace)),
+        events=tuple(event for event in fleet.events if _has(sight.events, event.namespace)),
         problems=fleet.problems if sight.sees_nodes and sight.namespaces is None else (),
     )
 

@@ -20,21 +20,13 @@ from aiohttp import web
 from allotment.model.errors import AllotError
 from allotment.web.fleet import EVERYTHING, Sight
 
-OPEN: Final = frozenset({"/healthz", "/login"})
+OPEN: Final = frozenset({"/healthz", "/login", "/logout"})
 """Paths that need no session; and those of static files."""
 STATIC: Final = "/static/"
 
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": POLICY,
@@ -49,6 +41,7 @@ _BURST: Final = 120.0
 _PER_S: Final = 20.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 ErrorPage = Callable[[int, str, str | None], web.Response]
 """Returns a page with a status, a message and a hint."""
 
@@ -137,9 +130,12 @@ def _are_equal(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Handler]:
+def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Middleware]:
     """Return the middlewares, outermost first: headers and errors, rate limit, viewer."""
+    return [_secured(refusal), _limited(refusal, limit), _known(guard)]
 
+
+def _secured(refusal: ErrorPage) -> Middleware:
     @web.middleware
     async def secured(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -158,6 +154,10 @@ def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Hand
             answer.headers.setdefault("Cache-Control", "no-store")
         return answer
 
+    return secured
+
+
+def _limited(refusal: ErrorPage, limit: RateLimit) -> Middleware:
     @web.middleware
     async def limited(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not limit.takes(request.remote or ""):
@@ -166,6 +166,10 @@ def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Hand
             return answer
         return await handler(request)
 
+    return limited
+
+
+def _known(guard: Guard) -> Middleware:
     @web.middleware
     async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in OPEN and not request.path.startswith(STATIC):
@@ -175,7 +179,7 @@ def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Hand
             VIEWER.set(viewer)
         return await handler(request)
 
-    return [secured, limited, known]  # type: ignore[list-item] # aiohttp's own type is narrower
+    return known
 
 
 def _status(error: AllotError) -> int:
