@@ -27,6 +27,7 @@ from allotment.web.fleet import (
     Fleet,
     FleetGpu,
     FleetNode,
+    Sight,
     matching,
     totals_of,
     visible,
@@ -54,6 +55,7 @@ from allotment.web.watching import SeriesKey, Watch, gpu_key, share_key
 _ROOT: Final = Path(__file__).parent
 NODES_OF_A_PAGE: Final = 60
 _MOST_STREAMS: Final = 64
+_MOST_SEEN: Final = 16
 _BEAT_S: Final = 15.0
 _MOST_LINES: Final = 12
 """Of one chart."""
@@ -76,6 +78,9 @@ class Pages:
 
     def __init__(self, watch: Watch, *, title: str) -> None:
         self._watch = watch
+        self._seen: dict[Sight, Fleet] = {}
+        """What viewers saw of reading `_seen_number`."""
+        self._seen_number = 0
         self._static = {
             path.name: (path, hashlib.sha256(path.read_bytes()).hexdigest()[:12])
             for path in sorted((_ROOT / "static").iterdir())
@@ -297,7 +302,14 @@ class Pages:
     # ---- inside
 
     def seen(self) -> Fleet:
-        return visible(self._watch.fleet, VIEWER.get().sight)
+        """Return what the viewer may see of the fleet; kept for a few viewers until it changes."""
+        if self._seen_number != self._watch.number or len(self._seen) >= _MOST_SEEN:
+            self._seen_number = self._watch.number
+            self._seen.clear()
+        sight = VIEWER.get().sight
+        if sight not in self._seen:
+            self._seen[sight] = visible(self._watch.fleet, sight)
+        return self._seen[sight]
 
     def _node(self, name: str) -> FleetNode:
         for node in self.seen().nodes:
