@@ -18,7 +18,7 @@ STEPS: Final = 10
 _SIDE: Final = 7
 _STEP: Final = 8
 _GAP: Final = 6
-_MOST_IN_A_ROW: Final = 100
+_MOST_IN_A_ROW: Final = 150
 _HUES: Final = 6
 
 
@@ -78,7 +78,7 @@ def _hue(place: int) -> str:
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """All GPUs of a fleet as one picture: each node a column, nodes in rows of a hundred."""
+    """All GPUs of a fleet as one picture: each node a column, many nodes in a row."""
 
     width: int
     height: int

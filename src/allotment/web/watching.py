@@ -5,6 +5,7 @@ All viewers share one reading. A failed one leaves the last fleet with its time,
 """
 
 import asyncio
+import logging
 import math
 import time
 from array import array
@@ -23,6 +24,8 @@ _MOST_SERIES: Final = 60_000
 _MOST_POINTS: Final = 3600
 _PATIENCE_S: Final = 60.0
 """For one reading."""
+
+_log = logging.getLogger(__name__)
 
 SeriesKey = tuple[str, str, str]
 """A series: `gpu` or `share`, its id (with `@` and the device for a share), and the figure."""
@@ -157,6 +160,9 @@ class Watch:
             self.problem = error.message
         except TimeoutError:
             self.problem = f"no answer within {_PATIENCE_S:.0f} s"
+        except Exception:  # noqa: BLE001 - a defect in one reading must not stop the next
+            _log.exception("a reading failed")
+            self.problem = "this is a defect of `allot web`: see its log"
         else:
             self.problem = ""
             self.fleet = msgspec.structs.replace(fleet, read_at=self._clock())

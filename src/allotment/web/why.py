@@ -153,14 +153,12 @@ def _with_leavers(answer: Answer, evidence: Evidence, pod: ClusterPod, need: Pod
         for each in live.pods
         if each.booking is not None
     }
-    lower = {each.node for each in pods.values() if each.priority < need.priority} & {
-        node.name for node in live.nodes
-    }
+    lower = {each.node for each in pods.values() if each.priority < need.priority}
+    lower &= {node.name for node in live.nodes}
     if not lower:
         return answer
-    chooser = Preemption(
-        cluster, pods=lambda uid: {**pods, pod.uid: pod}.get(PodUid(uid)), echo_s=0
-    )
+    pods[pod.uid] = pod
+    chooser = Preemption(cluster, pods=lambda uid: pods.get(PodUid(uid)), echo_s=0)
     asked = wire.PreemptionArguments(
         pod=evidence.item,
         node_name_to_meta_victims={name: wire.MetaVictims(pods=[]) for name in lower},

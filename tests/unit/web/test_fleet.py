@@ -86,7 +86,7 @@ def test_the_overview_has_a_square_for_each_gpu() -> None:
     picture = overview(fleet(250, 8).nodes, "memory")
     assert sum(shapes.count("M") for _, shapes in picture.paths) == 250 * 8
     assert len(picture.nodes) == 250
-    assert picture.width == 800
+    assert picture.width == 1200
 
 
 def test_the_overview_of_nothing_is_empty() -> None:
