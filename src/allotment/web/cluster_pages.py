@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from aiohttp import web
 
+from allotment.kube.errors import ObjectMissingError
 from allotment.model.errors import BusyError, NotFoundError, UsageError
 from allotment.web.application import Pages
 from allotment.web.cluster import ClusterSource
@@ -14,11 +15,12 @@ from allotment.web.guarding import VIEWER
 from allotment.web.rights import LoginGuard, Logins, Rights
 from allotment.web.tables import quotas_table, waiting_table
 from allotment.web.watching import Watch
-from allotment.web.why import Answer, Asked, what_if, why
+from allotment.web.why import AskedFor, PodAnswer, what_if, why
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 """Of a pod or a namespace: nothing else may become part of a path of the API server."""
 _MOST_GPUS: Final = 64
+_MOST_PERCENT: Final = 100
 _MOST_PRIORITY: Final = 2_000_000_000
 _MOST_TEXT: Final = 200
 _PATIENCE_S: Final = 20.0
@@ -74,9 +76,14 @@ class ClusterPages(Pages):
     async def pod(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         self._check(namespace, name)
-        found = await self._in_turn(
-            lambda: why(self._source.api, self._source.live, namespace, name)
-        )
+        try:
+            found = await self._in_turn(
+                lambda: why(self._source.api, self._source.live, namespace, name)
+            )
+        except ObjectMissingError as error:
+            # The hint has similar names, also of other namespaces.
+            hint = error.hint if VIEWER.get().sight.namespaces is None else None
+            raise NotFoundError(error.message, hint=hint) from error
         words = {"placed": "placed", "bound": "bound", "pending": "waits", "ended": "has ended"}
         return self.rendered(
             request,
@@ -90,7 +97,7 @@ class ClusterPages(Pages):
 
     async def what_if(self, request: web.Request) -> web.Response:
         asked = _asked(request)
-        found: Answer | None = None
+        found: PodAnswer | None = None
         if "gpus" in request.query:
             self._check(asked.namespace)
             found = await self._in_turn(lambda: what_if(self._source.api, self._source.live, asked))
@@ -114,12 +121,12 @@ class ClusterPages(Pages):
         if not VIEWER.get().sight.sees(namespace):
             raise NotFoundError(f"there is no pod {namespace}/{name}", hint="or you may not see it")
 
-    async def _in_turn(self, ask: Any) -> Answer:  # noqa: ANN401 - a coroutine function
+    async def _in_turn(self, ask: Any) -> PodAnswer:  # noqa: ANN401 - a coroutine function
         if not self._watch.number:
             raise BusyError("the cluster is being read", hint="try again in a second")
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
-                answer: Answer = await ask()
+                answer: PodAnswer = await ask()
                 return answer
         except TimeoutError as error:
             raise BusyError(
@@ -135,16 +142,17 @@ class ClusterPages(Pages):
         }
 
 
-def _asked(request: web.Request) -> Asked:
+def _asked(request: web.Request) -> AskedFor:
     texts = {
         name: request.query.get(name, "").strip()
-        for name in ("memory", "compute", "models", "mode", "namespace")
+        for name in ("memory", "models", "mode", "namespace")
     }
     if any(len(text) > _MOST_TEXT for text in texts.values()):
         raise UsageError(f"a field has more than {_MOST_TEXT} characters")
     texts["namespace"] = texts["namespace"] or "default"
-    return Asked(
+    return AskedFor(
         gpus=_whole(request.query.get("gpus", "1"), "GPUs", 1, _MOST_GPUS),
+        compute=_whole(request.query.get("compute") or "0", "time", 0, _MOST_PERCENT),
         priority=_whole(request.query.get("priority", "0"), "priority", 0, _MOST_PRIORITY),
         **texts,
     )

@@ -10,12 +10,12 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Final, Protocol
 
 import msgspec
-from aiohttp import web
+from aiohttp import typedefs, web
 
 from allotment.model.errors import AllotError
 from allotment.web.fleet import EVERYTHING, Sight
@@ -41,8 +41,6 @@ _MOST_CLIENTS: Final = 1024
 _BURST: Final = 120.0
 _PER_S: Final = 20.0
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 ErrorPage = Callable[[int, str, str | None], web.Response]
 """Returns a page with a status, a message and a hint."""
 
@@ -131,14 +129,14 @@ def _are_equal(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[Middleware]:
+def middlewares(guard: Guard, refusal: ErrorPage, limit: RateLimit) -> list[typedefs.Middleware]:
     """Return the middlewares, outermost first: headers and errors, rate limit, viewer."""
     return [_secured(refusal), _limited(refusal, limit), _known(guard)]
 
 
-def _secured(refusal: ErrorPage) -> Middleware:
+def _secured(refusal: ErrorPage) -> typedefs.Middleware:
     @web.middleware
-    async def secured(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def secured(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
         try:
             answer = await handler(request)
         except web.HTTPException as error:
@@ -158,9 +156,9 @@ def _secured(refusal: ErrorPage) -> Middleware:
     return secured
 
 
-def _limited(refusal: ErrorPage, limit: RateLimit) -> Middleware:
+def _limited(refusal: ErrorPage, limit: RateLimit) -> typedefs.Middleware:
     @web.middleware
-    async def limited(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def limited(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
         if not limit.takes(request.remote or ""):
             answer = refusal(429, "too many requests", "wait a second")
             answer.headers["Retry-After"] = "1"
@@ -170,9 +168,9 @@ def _limited(refusal: ErrorPage, limit: RateLimit) -> Middleware:
     return limited
 
 
-def _known(guard: Guard) -> Middleware:
+def _known(guard: Guard) -> typedefs.Middleware:
     @web.middleware
-    async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def known(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
         if request.path not in OPEN and not request.path.startswith(STATIC):
             viewer = await guard.viewer(request)
             if viewer is None:

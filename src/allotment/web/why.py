@@ -20,6 +20,7 @@ from allotment.kube.quotas import QuotaObject, quota_of
 from allotment.model.clusters import ClusterPod, NamespaceQuota, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.model.quantities import parse_bytes
 from allotment.scheduler.admission.pod_patch import read_pod
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.explain import explained, fill
@@ -36,6 +37,7 @@ from allotment.scheduler.extender.preemption import Preemption
 
 _NAME: Final = "what-if"
 _quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
+_pod: Final = msgspec.json.Decoder(AskedPod)
 _victims: Final = msgspec.json.Decoder(wire.PreemptionResult)
 
 
@@ -47,7 +49,7 @@ class Leaver(msgspec.Struct, frozen=True):
     priority: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PodAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The explanation of a pod, and what would have to leave for it."""
 
     explanation: Explanation
@@ -56,26 +58,29 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     leavers: tuple[Leaver, ...] = ()
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that is not there: what it would ask for."""
 
     namespace: str = "default"
     gpus: int = 1
     memory: str = ""
-    """As in a pod: `20Gi`; empty: the whole GPU, or as the time."""
-    compute: str = ""
-    """Percent."""
+    """Of each GPU, like `20Gi`; empty: all of it, or as the time."""
+    compute: int = 0
+    """Percent of each GPU; 0: none is asked for."""
     models: str = ""
     mode: str = ""
     priority: int = 0
 
     def manifest(self) -> dict[str, Any]:
-        """Return the pod as it would be created."""
+        """Return the pod as it would be created. Raises `UsageError`.
+
+        A pod's resources are sums over its GPUs.
+        """
         limits = {"allotment.dev/gpu": str(self.gpus)}
         if self.memory:
-            limits["allotment.dev/gpu-memory"] = self.memory
+            limits["allotment.dev/gpu-memory"] = str(parse_bytes(self.memory) * self.gpus)
         if self.compute:
-            limits["allotment.dev/gpu-compute"] = self.compute
+            limits["allotment.dev/gpu-compute"] = str(self.compute * self.gpus)
         annotations = {MODELS: self.models, MODE: self.mode}
         return {
             "apiVersion": "v1",
@@ -91,13 +96,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-async def why(api: Api, live: LiveCluster, namespace: str, name: str) -> Answer:
+async def why(api: Api, live: LiveCluster, namespace: str, name: str) -> PodAnswer:
     """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
     evidence = await read_evidence(api, namespace, name, cluster=live)
     return await asyncio.to_thread(_answer, evidence)
 
 
-async def what_if(api: Api, live: LiveCluster, asked: Asked) -> Answer:
+async def what_if(api: Api, live: LiveCluster, asked: AskedFor) -> PodAnswer:
     """Explain a pod as if it had just been created. Raises `UsageError`, `KubeError`."""
     path = f"/api/v1/namespaces/{asked.namespace}/resourcequotas"
     page = _quotas.decode(await api.get(path, asked="list resourcequotas"))
@@ -105,14 +110,14 @@ async def what_if(api: Api, live: LiveCluster, asked: Asked) -> Answer:
     return await asyncio.to_thread(lambda: _answer(_made_up(asked, live, quotas)))
 
 
-def _made_up(asked: Asked, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]) -> Evidence:
+def _made_up(asked: AskedFor, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]) -> Evidence:
     document = asked.manifest()
     document["metadata"]["uid"] = _NAME
     document["spec"]["priority"] = asked.priority
     schedulers = [pod.scheduler for pod in live.pods if pod.booking and pod.booking.containers]
     document["spec"]["schedulerName"] = next(iter(schedulers), "")
     body = msgspec.json.encode(document)
-    item = msgspec.json.decode(body, type=AskedPod)
+    item = _pod.decode(body)
     item.status.conditions = [PodCondition(type="PodScheduled")]
     # What the webhook would refuse is refused here.
     need_of(to_cluster_pod(item))
@@ -124,9 +129,9 @@ def _made_up(asked: Asked, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]
     )
 
 
-def _answer(evidence: Evidence) -> Answer:
+def _answer(evidence: Evidence) -> PodAnswer:
     explanation = explained(evidence)
-    answer = Answer(explanation=explanation)
+    answer = PodAnswer(explanation=explanation)
     if explanation.standing is not Standing.PENDING or explanation.fitting:
         return answer
     pod = to_cluster_pod(evidence.item)
@@ -137,7 +142,9 @@ def _answer(evidence: Evidence) -> Answer:
     return _with_leavers(answer, evidence, pod, need) if need.containers else answer
 
 
-def _with_leavers(answer: Answer, evidence: Evidence, pod: ClusterPod, need: PodNeed) -> Answer:
+def _with_leavers(
+    answer: PodAnswer, evidence: Evidence, pod: ClusterPod, need: PodNeed
+) -> PodAnswer:
     live = evidence.cluster
     cluster = NominatedCluster(node_policies=("fragmentation",), device_policies=("fragmentation",))
     fill(cluster, pod, live)

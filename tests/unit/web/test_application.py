@@ -9,7 +9,7 @@ import io
 from collections.abc import Awaitable, Callable
 
 import pytest
-from aiohttp import CookieJar
+from aiohttp import CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 from fleet_twin import FleetTwin, fleet
 
@@ -18,7 +18,7 @@ from allotment.web.fleet import Sight
 from allotment.web.guarding import POLICY, LinkGuard, RateLimit, Viewer
 from allotment.web.watching import Watch
 
-Client = TestClient  # type: ignore[type-arg] # aiohttp's, of its own applications
+Client = TestClient[web.Request, web.Application]
 PATHS = ("/", "/gpus", "/shares", "/events", "/nodes/node-0001", "/gpus/GPU-node-0001-1")
 
 
@@ -137,7 +137,8 @@ def test_a_table_is_saved_whole_as_it_is_filtered() -> None:
 
 def test_a_viewer_finds_nothing_of_others_by_any_address() -> None:
     class Narrow(Known):
-        sight = Sight(sees_nodes=False, namespaces=frozenset({"none"}))
+        none = frozenset({"none"})
+        sight = Sight(sees_nodes=False, namespaces=none, quotas=none, events=none)
 
     async def test(client: Client, _: LinkGuard) -> None:
         for path in ("/", "/gpus?format=json", "/shares?format=csv", "/events"):

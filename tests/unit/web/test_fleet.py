@@ -15,7 +15,9 @@ def test_a_viewer_with_all_rights_sees_all() -> None:
 
 
 def test_a_viewer_without_nodes_sees_nothing_of_others() -> None:
-    seen = visible(fleet(8), Sight(sees_nodes=False, namespaces=frozenset({"web"})))
+    web = frozenset({"web"})
+    sight = Sight(sees_nodes=False, namespaces=web, quotas=web, events=web)
+    seen = visible(fleet(8), sight)
     shares = [share for _, _, share in seen.shares()]
     assert {each.namespace for each in shares} == {"web"}
     for _, each in seen.gpus():
