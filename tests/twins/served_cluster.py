@@ -4,8 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from api_server_twin import Reply, answered, api_of
 
@@ -86,3 +92,75 @@ def agent_pod(
             "containerStatuses": [{"name": component, "restartCount": 0, "state": state}],
         },
     }
+
+
+class ServedHttp:
+    """The same over HTTP, for commands; `kubeconfig` leads to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lists: dict[str, list[Json]] = {}
+        self.objects: dict[str, Json] = {}
+        self.texts: dict[str, str] = {}
+        self.forbidden: dict[str, str] = {}
+        """Messages of refusals, by path."""
+        self.asked: list[str] = []
+        self.kubeconfig = folder / "kubeconfig"
+
+    def answer(self, url: str) -> tuple[int, bytes]:
+        path, _, query = url.partition("?")
+        self.asked.append(path)
+        if path in self.forbidden:
+            refusal = {"kind": "Status", "code": 403, "message": self.forbidden[path]}
+            return 403, json.dumps(refusal).encode()
+        if path in self.texts:
+            return 200, self.texts[path].encode()
+        if path in self.lists:
+            selector = parse_qs(query).get("labelSelector", [""])[0]
+            wanted = {tuple(each.split("=")) for each in selector.split(",") if each}
+            items = [
+                each
+                for each in self.lists[path]
+                if not wanted or wanted <= {*(each["metadata"].get("labels") or {}).items()}
+            ]
+            return 200, json.dumps({"metadata": {}, "items": items}).encode()
+        if path in self.objects:
+            return 200, json.dumps(self.objects[path]).encode()
+        missing = {"kind": "Status", "code": 404, "message": f"{path} is not there"}
+        return 404, json.dumps(missing).encode()
+
+
+@contextmanager
+def served_http(folder: Path) -> Iterator[ServedHttp]:
+    """Serve a cluster until the end of the block."""
+    served = ServedHttp(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = served.answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    context = {"cluster": "c", "user": "u", "namespace": "ml"}
+    config = {
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": context}],
+        "clusters": [
+            {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
+        "users": [{"name": "u", "user": {}}],
+    }
+    served.kubeconfig.write_text(json.dumps(config))
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -84,7 +84,9 @@ class ComponentPod(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     node: str = ""
+    containers: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    """Of the containers, in this order."""
     metrics_port: int = 0
     """0: it serves none."""
     is_ready: bool = False
@@ -138,6 +140,7 @@ def _read(item: _Pod) -> ComponentPod:
         namespace=item.metadata.namespace,
         name=item.metadata.name,
         node=item.spec.node_name,
+        containers=tuple(each.name for each in containers),
         images=tuple(each.image for each in containers),
         metrics_port=next(named, _PORTS.get(component, 0)),
         is_ready=is_ready,
@@ -165,4 +168,12 @@ async def read_metrics(api: Api, pod: ComponentPod) -> str:
     """
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{pod.metrics_port}/proxy/metrics"
     body = await api.get(path, asked=f"get the metrics of pod {pod}")
+    return body.decode(errors="replace")
+
+
+async def read_log(api: Api, pod: ComponentPod, container: str, *, lines: int, most: int) -> str:
+    """Return the last lines of a container's log, at most so many bytes. Raises `KubeError`."""
+    path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/log"
+    params = {"container": container, "tailLines": str(lines), "limitBytes": str(most)}
+    body = await api.get(path, asked=f"get pods/log of pod {pod}", params=params)
     return body.decode(errors="replace")

@@ -14,10 +14,11 @@ from allotment.dialects.foreign.adoption import adopted_usage
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.dialects.foreign.claim_bookings import claim_booking
 from allotment.dialects.foreign.settings import SYSTEMS, foreign_dialects
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.dialects.own.registry import NeedSettings, need_of
 from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.clients import Api
-from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.cluster_feed import stateless, to_cluster_pod
 from allotment.kube.errors import DeniedError, GoneError, ObjectMissingError
 from allotment.kube.inventories import inventory_of
 from allotment.kube.objects import (
@@ -31,7 +32,7 @@ from allotment.kube.watching import decoder_of_lists, pages
 from allotment.model.clusters import ClusterPod, NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.modes import SOFT
-from allotment.model.pods import ForeignPod
+from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.model.structs import replace
 
 _PAGE: Final = 500
@@ -99,6 +100,8 @@ class LiveCluster(msgspec.Struct, frozen=True):
     """What allocated ResourceClaims take that the nodes do not count yet."""
     allocated: tuple[ResourceClaim, ...] = ()
     """All claims with devices of a driver of ours."""
+    addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The internal address of each node with devices."""
 
 
 async def read_cluster(
@@ -117,6 +120,7 @@ async def read_cluster(
     problems: list[str] = []
     nodes = []
     others = []
+    addresses = {}
     for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             inventory = inventory_of(node)
@@ -127,14 +131,16 @@ async def read_cluster(
             others.append(node.metadata.name)
         else:
             nodes.append(inventory)
+            addresses[inventory.name] = _address(node)
     pods = []
+    requests = _Requests(settings)
     for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue
-        pod = to_cluster_pod(item)
+        pod = to_cluster_pod(item, requests.read)
         try:
-            need = need_of(pod, settings)
+            need = requests.need(pod)
         except UsageError as error:
             problems.append(error.message)
             if not pod.node:
@@ -166,9 +172,9 @@ async def read_cluster(
     pods.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
     claims = await _claims(api, problems)
     bookings = (
-        claim_booking(claim, node)
+        claim_booking(claim, home)
         for claim in claims
-        if (node := by_name.get(claim.devices[0].pool)) is not None
+        if (home := by_name.get(claim.devices[0].pool)) is not None
     )
     return LiveCluster(
         tuple(nodes),
@@ -177,7 +183,56 @@ async def read_cluster(
         tuple(sorted(others)),
         tuple(each for each in bookings if each is not None),
         claims,
+        addresses,
     )
+
+
+class _Requests:
+    """The pods' requests: pods that a controller creates alike are parsed once."""
+
+    def __init__(self, settings: NeedSettings) -> None:
+        self._settings = settings
+        self._asks: dict[tuple[object, ...], Pod] = {}
+        self._needs: dict[tuple[int, str], PodNeed] = {}
+        """By the request's containers, which pods that are alike share, and the dialect."""
+
+    def read(self, item: PodObject, uid: PodUid) -> Pod:
+        meta, spec = item.metadata, item.spec
+        written = (meta.annotations or {}).items()
+        key = (
+            msgspec.json.encode((spec.containers, spec.init_containers, spec.restart_policy)),
+            bytes(spec.resource_claims),
+            tuple(each for each in written if each[0] != PLACEMENT),
+            meta.deletion_timestamp is None,
+            item.status.phase,
+        )
+        known = self._asks.get(key)
+        if known is None:
+            known = self._asks[key] = stateless(item, uid)
+        return replace(known, uid=uid, namespace=meta.namespace, name=meta.name)
+
+    def need(self, pod: ClusterPod) -> PodNeed:
+        """Raises `UsageError`."""
+        if pod.asks is None:
+            return need_of(pod, self._settings)
+        key = id(pod.asks.containers), pod.dialect
+        known = self._needs.get(key)
+        if known is None:
+            known = self._needs[key] = need_of(pod, self._settings)
+        return replace(
+            known,
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            cpu_milli=pod.cpu_milli,
+            memory_bytes=pod.memory_bytes,
+            priority=pod.priority,
+        )
+
+
+def _address(node: NodeObject) -> str:
+    addresses = node.status.addresses or ()
+    return next((each.address for each in addresses if each.type == "InternalIP"), "")
 
 
 def _resized(pod: ClusterPod, settings: NeedSettings) -> PodNeed | None:

@@ -3,7 +3,7 @@
 
 A page of a node with 60 shares has 4,000 lines, and a cluster has many nodes. So lines of other
 metrics are skipped by one expression, and the labels of a share, which are the same text on all its
-lines, are read once: 20 times as fast as prometheus_client's parser.
+lines, are read once.
 """
 
 import re
@@ -155,8 +155,9 @@ def _share(
 ) -> ShareUse:
     gpu = labels.get("gpu", "")
     named = ("namespace", "pod", "container", "claim", "request", "share", "mode")
+    known: dict[str, Any] = {name: labels.get(name, "") for name in named}
     return ShareUse(
-        **{name: labels.get(name, "") for name in named},
+        **known,
         kind=labels.get("class", ""),
         gpu=gpu,
         device=labels.get("device") or gpu,

@@ -5,7 +5,7 @@ Use is kept as sums by device, so adding or removing a pod has constant cost.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from allotment.model.accounting import DeviceAmount
@@ -120,6 +120,10 @@ class Node:
         self.memory_free -= booking.memory_bytes
         self._view = None if prints else self._view
         return self._add(self.loads, prints)
+
+    def footprint(self, uid: PodUid) -> Mapping[str, Footprint]:
+        """What a booked pod has of each device, by UUID."""
+        return self._prints[uid]
 
     def release(self, uid: PodUid) -> set[int]:
         booking = self.bookings.pop(uid, None)

@@ -39,18 +39,18 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 async def read_cluster_use(
     api: Api,
     *,
-    nodes: Collection[str] | None = None,
+    nodes: Collection[str] = (),
     namespace: str = SYSTEM,
     most_at_once: int = MOST_AT_ONCE,
     agent_s: float = AGENT_S,
     all_s: float = ALL_S,
 ) -> tuple[NodeUse, ...]:
-    """Return the use of these nodes, by name; None: of all nodes with agents.
+    """Return the use of all nodes with agents, and of `nodes`, which have none perhaps.
 
     Raises `KubeError` if the agents cannot be listed; else every node has an entry.
     """
     agents = agents_of(await read_components(api, namespace=namespace, component=AGENT))
-    wanted = sorted(agents if nodes is None else nodes)
+    wanted = sorted({*agents, *nodes})
     reader = _Reader(api, most_at_once=most_at_once, agent_s=agent_s)
     tasks = {
         name: asyncio.create_task(reader.read(name, agents[name]))

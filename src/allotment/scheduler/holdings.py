@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allotment.dialects.foreign.claim_bookings import claim_booking
-from allotment.model.accounting import device_amount
+from allotment.model.accounting import DeviceAmount, device_amount
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -28,6 +28,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.modes import traits_of
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.structs import replace
+from allotment.placement.booking import footprint
 from allotment.placement.nodes import Node
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class DeviceHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """The most memory of another share; 0 if it takes none."""
     free_guarantee: int = 0
     holders: tuple[Holder, ...] = ()
+    parts: Mapping[PodUid, DeviceAmount] = msgspec.field(default_factory=dict)
+    """What each pod and claim has of it, over all its containers, as the sums count it."""
     others: TakenPart = msgspec.field(default=TakenPart())
     """Use without a known holder: programs of the host, pods that the node's agent placed."""
 
@@ -110,6 +113,8 @@ class NodeHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """A node's devices in the order of their indexes."""
 
     name: str
+    address: str = ""
+    """Its internal one, if known."""
     devices: tuple[DeviceHoldings, ...] = ()
     strangers: tuple[Tenant, ...] = ()
     """Pods on the node that have GPUs, and it is unknown which: the node's agent chose them, or the
@@ -165,7 +170,10 @@ def cluster_holdings(live: LiveCluster) -> ClusterHoldings:
         node = nodes.get(claim.devices[0].pool)
         if node is not None and (tenant := claim_tenant(claim, node.inventory, names)):
             tenants.setdefault(node.inventory.name, []).append(tenant)
-    found = [node_holdings(node, tenants.pop(name, ())) for name, node in nodes.items()]
+    found = [
+        node_holdings(node, tenants.pop(name, ()), address=live.addresses.get(name, ""))
+        for name, node in nodes.items()
+    ]
     found += [NodeHoldings(name=name, strangers=tuple(rest)) for name, rest in tenants.items()]
     return ClusterHoldings(
         nodes=tuple(sorted(found, key=lambda node: node.name)),
@@ -207,40 +215,53 @@ def claim_tenant(
     )
 
 
-def node_holdings(node: Node, tenants: Iterable[Tenant]) -> NodeHoldings:
+class _Column(msgspec.Struct):
+    """What is known of the holders of one device."""
+
+    holders: list[Holder] = msgspec.field(default_factory=list)
+    counted: list[Holder] = msgspec.field(default_factory=list)
+    """Of these, those that the node's inventory counts."""
+    parts: dict[PodUid, DeviceAmount] = msgspec.field(default_factory=dict)
+
+
+def node_holdings(node: Node, tenants: Iterable[Tenant], *, address: str = "") -> NodeHoldings:
     """Return a node's devices with these holders. The sums are those of the node."""
-    columns = node.hardware.columns
-    holders: list[list[Holder]] = [[] for _ in columns]
-    counted: list[list[Holder]] = [[] for _ in columns]
+    found = {uuid: _Column() for uuid in node.hardware.columns}
     strangers = []
     for tenant in tenants:
-        is_known = bool(tenant.booking.containers)
-        for container, placed, holder in _holders(tenant):
-            column = columns.get(placed.uuid)
-            if column is None:
+        containers = tenant.booking.containers
+        is_known = bool(containers)
+        uid = tenant.booking.uid
+        is_booked = node.bookings.get(uid) is tenant.booking
+        prints = node.footprint(uid) if is_booked else footprint(containers)
+        for uuid, print_ in prints.items():
+            if uuid in found:
+                found[uuid].parts[uid] = print_.part
+            else:
                 is_known = False
+        for container, placed, holder in _holders(tenant):
+            column = found.get(placed.uuid)
+            if column is None:
                 continue
-            holders[column].append(holder)
+            column.holders.append(holder)
             if container.name in tenant.counted:
-                counted[column].append(holder)
+                column.counted.append(holder)
         if not is_known:
             strangers.append(tenant)
-    devices = (
-        _device(node, column, holders[column], counted[column]) for column in range(len(columns))
-    )
+    devices = (_device(node, node.hardware.columns[uuid], each) for uuid, each in found.items())
     return NodeHoldings(
         name=node.inventory.name,
+        address=address,
         devices=tuple(sorted(devices, key=lambda each: (each.device.index, each.device.uuid))),
         strangers=tuple(strangers),
     )
 
 
-def _device(
-    node: Node, column: int, holders: Iterable[Holder], counted: Iterable[Holder]
-) -> DeviceHoldings:
-    state, room = node.view.state(column), node.room(column)
+def _device(node: Node, number: int, column: _Column) -> DeviceHoldings:
+    state, room = node.view.state(number), node.room(number)
+    device = node.inventory.devices[number]
     return DeviceHoldings(
-        device=node.inventory.devices[column],
+        device=device,
         mode=state.mode,
         shares=state.shares,
         allotted_bytes=state.allotted_bytes,
@@ -249,8 +270,9 @@ def _device(
         is_open=bool(room.modes),
         free_bytes=room.free_memory if room.modes else 0,
         free_guarantee=room.free if room.modes else 0,
-        holders=tuple(holders),
-        others=_rest(node.inventory.devices[column].taken, counted),
+        holders=tuple(column.holders),
+        parts=column.parts,
+        others=_rest(device.taken, column.counted),
     )
 
 

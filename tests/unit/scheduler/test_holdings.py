@@ -98,6 +98,7 @@ def test_sums_are_those_of_the_book() -> None:
     shown = found.nodes[0].devices[0]
     # The init container has ended before the other one starts.
     assert sum(each.memory_bytes for each in shown.holders) == 17
+    assert sum(each.memory for each in shown.parts.values()) == 11
     assert shown.allotted_bytes == state.allotted_bytes == 11
     assert shown.oversubscribed_bytes == state.oversubscribed_bytes == 3
     assert shown.guaranteed == state.guaranteed

@@ -145,6 +145,9 @@ class KnownClaims:
         for uid in self._by_node.get(node.name, ()):
             yield uid, claim_booking(self._claims[uid], node)
 
+    def get(self, uid: PodUid) -> ResourceClaim | None:
+        return self._claims.get(uid)
+
     def wanted(self, namespace: str, names: Collection[str]) -> tuple[WantedContainer, ...]:
         """Return what a pod with these claims will take; empty: unknown, or decided already."""
         uids = [self._by_name.get((namespace, name)) for name in names]
