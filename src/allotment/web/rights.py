@@ -27,9 +27,14 @@ _SESSION_S: Final = 3600.0
 _RIGHTS_S: Final = 60.0
 _MOST_SESSIONS: Final = 1000
 _MOST_NAMESPACES: Final = 500
+_MOST_ANSWERS: Final = 50_000
 _AT_ONCE: Final = 16
 _REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+_Question = tuple[bytes, str, str]
+"""The person as JSON, the resource, the namespace (empty: all)."""
 
 
 class Person(msgspec.Struct, frozen=True, rename="camel"):
@@ -76,8 +81,8 @@ class Rights:
         self._api = api
         self._namespaces = namespaces
         self._clock = clock
-        self._sights: OrderedDict[bytes, tuple[float, Sight]] = OrderedDict()
-        """By the person, as JSON."""
+        self._answers: OrderedDict[_Question, tuple[float, bool]] = OrderedDict()
+        """With the time of each; the oldest first."""
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def person(self, token: str) -> Person | None:
@@ -93,21 +98,13 @@ class Rights:
 
     async def sight(self, person: Person) -> Sight:
         """Return what a person may list. Raises `KubeError`."""
-        key = msgspec.json.encode(person)
-        known = self._sights.get(key)
-        if known is not None and self._clock() - known[0] < _RIGHTS_S:
-            return known[1]
         sees_nodes, pods, quotas, events = await asyncio.gather(
             self._may(person, "nodes", ""),
             self._where(person, "pods"),
             self._where(person, "resourcequotas"),
             self._where(person, "events"),
         )
-        sight = Sight(sees_nodes=sees_nodes, namespaces=pods, quotas=quotas, events=events)
-        self._sights[key] = (self._clock(), sight)
-        while len(self._sights) > _MOST_SESSIONS:
-            self._sights.popitem(last=False)
-        return sight
+        return Sight(sees_nodes=sees_nodes, namespaces=pods, quotas=quotas, events=events)
 
     async def _where(self, person: Person, resource: str) -> frozenset[str] | None:
         """Return the namespaces in which a person may list a resource; None: in all."""
@@ -118,6 +115,18 @@ class Rights:
         return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
     async def _may(self, person: Person, resource: str, namespace: str) -> bool:
+        question = (msgspec.json.encode(person), resource, namespace)
+        known = self._answers.get(question)
+        if known is not None and self._clock() - known[0] < _RIGHTS_S:
+            return known[1]
+        allowed = await self._ask(person, resource, namespace)
+        self._answers.pop(question, None)
+        self._answers[question] = (self._clock(), allowed)
+        while len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
+        return allowed
+
+    async def _ask(self, person: Person, resource: str, namespace: str) -> bool:
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",

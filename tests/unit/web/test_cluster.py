@@ -20,6 +20,7 @@ from allotment.scheduler.cluster_use import NodeUse
 from allotment.scheduler.holdings import cluster_holdings
 from allotment.web.cluster import ClusterSource, fleet_of
 from allotment.web.cluster_pages import ClusterPages
+from allotment.web.rights import Rights
 from allotment.web.watching import Watch
 
 Client = TestClient[web.Request, web.Application]
@@ -255,6 +256,24 @@ def test_a_viewer_sees_their_namespaces_and_no_more() -> None:
         assert len(server.reviews) == count  # answers are kept for a minute
 
     with_pages(test, token=ANNE)
+
+
+def test_rights_to_a_namespace_that_is_new_count_at_once() -> None:
+    async def run() -> None:
+        server, names = ServerTwin(), set[str]()
+        async with api_of(server) as api:
+            rights = Rights(api, lambda: names)
+            anne = await rights.person(ANNE)
+            assert anne is not None
+            assert (await rights.sight(anne)).namespaces == frozenset()
+            names.update(("web", "ml"))
+            sight = await rights.sight(anne)
+            assert (sight.namespaces, sight.sees_nodes) == (frozenset({"web"}), True)
+            count = len(server.reviews)
+            assert await rights.sight(anne) == sight
+            assert len(server.reviews) == count
+
+    asyncio.run(run())
 
 
 def test_a_viewer_without_any_right_sees_nothing() -> None:
