@@ -23,6 +23,7 @@ from allotment.model.formats import format_bytes, format_count, format_percent
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from allotment.kube.clients import Api
     from allotment.scheduler.holdings import (
         ClusterHoldings,
         DeviceHoldings,
@@ -106,14 +107,17 @@ def read_holdings(command: str, kubeconfig: Path | None, context: str | None) ->
     with installed(command, extra="kubernetes"):
         from allotment.kube.live import read_cluster
         from allotment.scheduler.holdings import cluster_holdings
-    live = read_of_cluster(
+
+    async def read(api: Api) -> ClusterHoldings:
+        return cluster_holdings(await read_cluster(api))
+
+    return read_of_cluster(
         kubeconfig,
         context,
-        read_cluster,
+        read,
         rights="list nodes, pods and resourceclaims in the whole cluster",
         check="list pods -A",
     )
-    return cluster_holdings(live)
 
 
 def chosen(found: ClusterHoldings, names: Sequence[str]) -> tuple[NodeHoldings, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allotment.dialects.foreign.claim_bookings import claim_booking
-from allotment.model.accounting import DeviceAmount, device_amount
+from allotment.model.accounting import DeviceAmount
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -293,13 +293,9 @@ def _holders(tenant: Tenant) -> Iterator[tuple[PlacedContainer, PlacedDevice, Ho
     need = tenant.need
     asked = {each.name: each.request.compute for each in need.containers} if need else {}
     for container in tenant.booking.containers:
+        is_promised = not traits_of(container.mode).is_time_sliced
         for placed in container.devices:
-            amount = device_amount(
-                mode=container.mode,
-                memory=placed.memory,
-                guarantee=placed.guarantee,
-                may_oversubscribe=container.may_oversubscribe,
-            )
+            guarantee = placed.guarantee if is_promised else 0
             holder = Holder(
                 uid=tenant.booking.uid,
                 namespace=tenant.namespace,
@@ -310,10 +306,10 @@ def _holders(tenant: Tenant) -> Iterator[tuple[PlacedContainer, PlacedDevice, Ho
                 kind=container.kind,
                 phase=tenant.phase,
                 mode=container.mode,
-                memory_bytes=amount.memory,
+                memory_bytes=placed.memory if is_promised else 0,
                 is_oversubscribed=container.may_oversubscribe,
-                guarantee=amount.guarantee,
-                compute=_compute(asked.get(container.name), container.mode, amount.guarantee),
+                guarantee=guarantee,
+                compute=_compute(asked.get(container.name), container.mode, guarantee),
                 slice=placed.slice,
             )
             yield container, placed, holder
@@ -328,4 +324,6 @@ def _compute(asked: Compute | None, mode: str, guarantee: int) -> Compute | None
     if traits.is_slice:
         return Compute(guarantee, guarantee or WHOLE, is_governed=True)
     compute = asked or Compute(is_governed=guarantee > 0)
+    if compute.guarantee == guarantee:
+        return compute
     return replace(compute, guarantee=guarantee, ceiling=max(compute.ceiling, guarantee))
