@@ -13,12 +13,14 @@ import pytest
 from claims import (
     API,
     DRIVER,
+    NOT_PREPARED,
     claim,
     claiming,
     install_classes,
     published,
     share,
     wait_for_pool,
+    wait_running,
     written,
 )
 from installing import ROOT
@@ -146,7 +148,7 @@ def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) 
     config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "wieght": 200}
     claim(pods, "wrong", share(memory="4Gi"), config=[config])
     pods.create(claiming("wrong", burn("1Gi"), "wrong"))
-    event = pods.wait_event("wrong", reason="FailedPrepareDynamicResources")
+    event = pods.wait_event("wrong", reason=NOT_PREPARED)
     assert "devices.config[0].opaque.parameters.wieght is unknown" in event["message"]
     assert "weight" in event["message"]
     assert not node.shares()
@@ -199,7 +201,7 @@ def test_two_parts_of_one_gpu_in_a_container_are_told_in_an_event(
         ("pair", f"request large of {space}/pair", f"request small of {space}/pair"),
         ("double", f"request gpu of {space}/one", f"request gpu of {space}/two"),
     ):
-        event = pods.wait_event(name, reason="FailedPrepareDynamicResources")
+        event = pods.wait_event(name, reason=NOT_PREPARED)
         print(event["message"])  # noqa: T201 - for the guide
         assert "would have no CUDA" in event["message"]
         for text in (first, second, f"{DRIVER}/uuid"):
@@ -301,8 +303,9 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node.end(signal.SIGKILL)
     claim(pods, "second", share(memory="5Gi"))
     pods.create(claiming("second", burn_and_stay("1Gi"), "second"))
-    pods.wait_event("second", reason="FailedPrepareDynamicResources")
+    pods.wait_event("second", reason=NOT_PREPARED)
     node.again()
+    wait_running(pods, "second")
     assert burnt(pods, "second").total_bytes == 5 * GIB
     assert before in node.shares()
     pods.delete()
@@ -416,7 +419,7 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         for name in ("first", "second"):
             claim(made, name, share(memory="60Gi"))
             made.create(claiming(name, burn_and_stay("1Gi"), name))
-            made.wait_event(name, reason="FailedPrepareDynamicResources")
+            made.wait_event(name, reason=NOT_PREPARED)
         pods_path = f"/api/v1/namespaces/{made.namespace}/pods"
 
         def placed() -> set[str]:
@@ -433,6 +436,7 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         wait_until(lambda: "small" in placed(), "placement", explain=agent.explain)
         assert placed() == {"small"}
         agent.again()
+        wait_running(made, "first", "second")
         for name in ("first", "second"):
             assert burnt(made, name).total_bytes == 60 * GIB
         wait_until(lambda: explained(made, "first")["state"] == "prepared", "a status")
