@@ -138,6 +138,9 @@ static inline bool compute_is_unknown(void) {
   return own != NULL && __atomic_load_n(&own->compute, __ATOMIC_RELAXED) == NULL;
 }
 
+// Do launches return when their work has ended, as the environment says now?
+bool compute_launches_block(void);
+
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
 bool compute_take_place(compute_device *at);

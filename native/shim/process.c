@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "driver.h"
 #include "reason.h"
@@ -101,6 +102,20 @@ void process_lock(pthread_mutex_t *lock) {
 bool process_trylock(pthread_mutex_t *lock) {
   uncancelled_begin();
   if (pthread_mutex_trylock(lock) == 0) return true;
+  uncancelled_end();
+  return false;
+}
+
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
+  if (LIKELY(process_trylock(lock))) return true;
+  if (ns == 0) return false;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  uint64_t end = (uint64_t)until.tv_nsec + ns;
+  until.tv_sec += (time_t)(end / 1000000000u);
+  until.tv_nsec = (long)(end % 1000000000u);
+  uncancelled_begin();
+  if (pthread_mutex_timedlock(lock, &until) == 0) return true;
   uncancelled_end();
   return false;
 }

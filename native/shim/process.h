@@ -80,6 +80,7 @@ typedef struct process {
   joined_device joined[ALLOT_MAX_DEVICES];
   const allot_device_policy *policies[ALLOT_MAX_DEVICES];
   uint32_t initialized;                     // cuInit has succeeded in this process
+  uint32_t launches_block;                  // CUDA_LAUNCH_BLOCKING, as the driver has read it
   int16_t device_of_ordinal[MAX_ORDINALS];  // what process_device found
 
   device_state devices[ALLOT_MAX_DEVICES];
@@ -152,6 +153,8 @@ static inline void uncancelled_leave(const char *unused) {
 // A lock that is held over such calls.
 void process_lock(pthread_mutex_t *lock);
 bool process_trylock(pthread_mutex_t *lock);
+// Tries for so long: whoever has it may wait for what the calling thread does next.
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns);
 void process_unlock(pthread_mutex_t *lock);
 
 // The number of a CUDA device, or why there is none: it is of no share of the process, or the

@@ -69,6 +69,39 @@ static void a_callback_waits_for_another_stream(void) {
   expect_soon(begun);
 }
 
+static void *launch_behind_a_callback(void *unused) {
+  OK(cuCtxSetCurrent(context));
+  OK(cuLaunchHostFunc(stream, wait_until_told, NULL));
+  spin(function, MS, stream);
+  return NULL;
+}
+
+// A launch that is inside the driver waits for what another thread does next.
+static void no_call_waits_for_another_threads_launch(void) {
+  pthread_t launcher;
+  CUstream other;
+  CUevent event;
+  CUgraph graph;
+  if (getenv("CUDA_LAUNCH_BLOCKING") == NULL) {
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    execl("/proc/self/exe", "host_launch", __func__, NULL);
+  }
+  begin();
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&event, CU_EVENT_DEFAULT));
+  OK(pthread_create(&launcher, NULL, launch_behind_a_callback, NULL));
+  pause_ns(100 * MS);
+  uint64_t begun = now_ns();
+  OK(cuEventRecord(event, other));
+  OK(cuEventSynchronize(event));
+  OK(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  OK(cuStreamEndCapture(other, &graph));
+  OK(cuStreamWaitEvent(stream, event, 0));
+  expect_soon(begun);
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(launcher, NULL));
+}
+
 // As the messages of a neighbour do.
 static void *wake_the_keeper(void *unused) {
   char path[1200];
@@ -426,6 +459,7 @@ static const test_case cases[] = {
     {"a_callback_waits_for_a_launch", a_callback_waits_for_a_launch},
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
+    {"no_call_waits_for_another_threads_launch", no_call_waits_for_another_threads_launch},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},

@@ -115,8 +115,9 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         priority=item.spec.priority or 0,
         is_ending=meta.deletion_timestamp is not None,
     )
-    if pod.node and item.status.phase in ENDED:
-        return pod
+    if item.status.phase in ENDED:
+        # Also without a node: one that is deleted while it waits, and kept by a finalizer.
+        return pod if pod.node else replace(pod, version=meta.resource_version)
     asks = _without_state(item, pod.uid) if _asks(item) else None
     if not pod.node:
         nominated = item.status.nominated_node_name

@@ -68,6 +68,12 @@ def judge(state: DeviceState, request: Request) -> Verdict:
     )
 
 
+def given_bytes(verdict: Verdict, request: Request) -> int:
+    """The memory that a share has of a device that serves it: all, where it is alone there."""
+    is_whole = traits_of(request.mode).is_exclusive
+    return verdict.state.device.allottable_bytes if is_whole else verdict.need_bytes
+
+
 def _unfit(state: DeviceState, request: Request) -> str:
     """Why the request never fits a device, regardless of free room."""
     if request.selectors and not is_selected(state.device, request):

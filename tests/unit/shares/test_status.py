@@ -128,12 +128,17 @@ def test_losses_are_those_of_the_share_itself(folder: StateFolder, make: Make) -
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    def at(read_ns: int, gpu_ns: int, borrowed_ns: int, *, measured: bool = True) -> ShareStatus:
+    def at(
+        read_ns: int, gpu_ns: int, borrowed_ns: int, *, running_ns: int = 0, measured: bool = True
+    ) -> ShareStatus:
         compute = ComputeView(
             promised=parse_compute("30:80"), is_suspended=False, is_measured=measured,
             # The ledger is read a moment before: by then less was charged.
             use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=100, held_ns=2 * gpu_ns),
-            account=SeatAccount(used_ns=gpu_ns, borrowed_ns=borrowed_ns), driver_percent=None,
+            account=SeatAccount(
+                used_ns=gpu_ns, running_ns=running_ns, borrowed_ns=borrowed_ns
+            ),
+            driver_percent=None,
             read_ns=read_ns,
         )  # fmt: skip
         device = DeviceView("GPU-0", "T4", GI, 0, 0, 0, compute=compute)
@@ -147,6 +152,12 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
     before, after = at(1000, 500, 100), at(3000, 1500, 300)
     assert rates(after, before) == Rates(gpu=0.5, copy=0, held=1.0, borrowed=0.1, lent=0)
+    # What has not ended counts, once.
+    running = at(3000, 500, 100, running_ns=1000)
+    assert rates(running, before) == Rates(gpu=0.5, copy=0, held=0, borrowed=0, lent=0)
+    assert rates(at(4000, 1600, 300), running) == Rates(
+        gpu=0.1, copy=0, held=2.2, borrowed=0.2, lent=0
+    )
     assert rates(after, ShareStatus((), ())) is None  # it was not there
     assert rates(after, at(1000, 500, 100, measured=False)) is None
     assert rates(before, before) is None  # no time has passed

@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -66,6 +67,7 @@ from allotment.model.reported import Reported
 from allotment.model.shares import Share
 from allotment.modes import traits_of
 from allotment.shares.cdi import KIND
+from allotment.shares.mode_policy import refusal
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
 from allotment.shares.placing import ShareOrder, why_not_together
@@ -496,12 +498,25 @@ class ResourceDriver:
         await self._end_former(claim, orders.values())
         before = {share.id for share in self._tenants.shares}
         if not before.issuperset(order.id for order in orders.values()):
-            await self._check_users(claim, orders)  # what runs already is not taken back
+            # What runs already is not taken back.
+            self._check_modes(claim, orders)
+            await self._check_users(claim, orders)
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         is_new = before.isdisjoint(order.id for order in orders.values())
         await self._slice_time(claim, orders, is_new=is_new)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
+
+    def _check_modes(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Refuse a claim that tolerates that its GPU is for other modes. Raises `UsageError`."""
+        for request in orders.keys() & claim.tolerant:
+            order = orders[request]
+            for uuid, mode in product(order.devices, order.request.modes):
+                if why := refusal(self._state.mode_policies.get(uuid), mode):
+                    raise UsageError(
+                        f"ResourceClaim {claim}, request {request}: GPU {uuid}: {why}",
+                        hint="a toleration does not change that: remove it from the claim",
+                    )
 
     async def _end_former(self, claim: ResourceClaim, orders: Iterable[ShareOrder]) -> None:
         """End what a claim had from a former allocation, whose release was lost."""

@@ -14,6 +14,7 @@ import msgspec
 
 from allotment.dialects import asks_of
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER, ForeignDialect, Translation
+from allotment.dialects.foreign.parsing import is_asked
 from allotment.dialects.foreign.translate import (
     Changes,
     applied,
@@ -253,13 +254,20 @@ class PodWebhook:
             raise _ForbiddenError(f"pod {need}: {rejection.text}; hint: {rejection.hint}")
 
     def _check_translated(self, pod: ForeignPod) -> None:
-        """Accept a translated pod only if it has not changed since."""
+        """Accept a translated pod only if it has not changed since.
+
+        Its author can compute the digest, too. So nothing may be left to translate.
+        """
         digest = pod.annotations.get(TRANSLATED)
         dialect = pod.annotations.get(DIALECT)
-        if digest is not None and dialect is not None and digest == self._digest(pod):
+        left = self._untranslated(pod)
+        is_same = digest is not None and dialect is not None and digest == self._digest(pod)
+        if is_same and not left:
             return
         title = self._titles.get(dialect or "", "another")
-        if digest is None or dialect is None:
+        if is_same:
+            problem = f"it has {DIALECT}, and was not translated: it asks for {', '.join(left)}"
+        elif digest is None or dialect is None:
             problem = f"it has the annotation {DIALECT if digest is None else TRANSLATED}, which"
             problem += " only Allotment's webhook writes"
         else:
@@ -277,6 +285,13 @@ class PodWebhook:
         hint = f"remove {', '.join([TRANSLATED, *ours, *records, *resources])}, and it is"
         hint += " translated again"
         raise UsageError(f"pod {pod}: {problem}", hint=f"{hint}; restore removed resources")
+
+    def _untranslated(self, pod: ForeignPod) -> list[str]:
+        """Return the resources that a translation would have removed."""
+        bare = replace(pod, annotations={}, labels={}, scheduler="")
+        moving = (dialect for dialect in self._dialects if not dialect.stays(bare))
+        keys = {key for dialect in moving for key in dialect.recognises(bare)}
+        return sorted(key for key in keys if is_asked(bare, key))
 
     def _defaulted(self, pod: ForeignPod) -> Mapping[str, Mapping[str, str | None]]:
         added_limits: dict[str, Mapping[str, str | None]] = {}

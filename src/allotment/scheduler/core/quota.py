@@ -276,16 +276,18 @@ def charge_of(need: PodNeed, *, booking: PodBooking | None = None, dialect: str 
 def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
     """Return what one container counts as, without its slices."""
     charge = Charge()
+    modes = request.modes if placed is None else (placed.mode,)
+    is_whole = all(traits_of(mode).is_exclusive for mode in modes)
     if placed is None:
         charge[DEVICES] = request.count
-        charge[COMPUTE] = request.compute.guarantee * request.count
-        if request.memory.size_bytes is not None:
+        charge[COMPUTE] = (_WHOLE if is_whole else request.compute.guarantee) * request.count
+        if request.memory.size_bytes is not None and not is_whole:
             charge[MEMORY] = request.memory.size_bytes * request.count
     elif not traits_of(placed.mode).is_slice:
         charge[DEVICES] = len(placed.devices)
         charge[MEMORY] = sum(device.memory for device in placed.devices)
         charge[COMPUTE] = sum(device.guarantee for device in placed.devices)
-    part = points_of(request.memory)
+    part = _WHOLE if is_whole else points_of(request.memory)
     if placed is not None and placed.part is not None:
         part = placed.part
     if part:

@@ -24,6 +24,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.compute import Compute
 from allotment.model.mig import MigPlace
+from allotment.model.modes import EXCLUSIVE, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -104,6 +105,19 @@ def test_values_of_each_gpu_are_multiplied_by_the_gpus() -> None:
     assert charge["memory"] == 12 * GI
     assert charge["compute"] == 4 * 3000
     assert charge["devices"] == 4
+
+
+def test_a_container_alone_on_its_gpus_counts_as_all_of_them() -> None:
+    alone = need(replace(request(1 * MI, count=2), mode=EXCLUSIVE))
+    assert (charge_of(alone)["devices"], charge_of(alone)["compute"]) == (2, 20_000)
+    assert book(own="40Gi").check(alone) is None  # the size of the GPUs is not known yet
+    assert book(own="0").check(alone) is not None
+    assert book(percent="199").check_new(alone) is not None
+    # Where another mode may be chosen, that counts.
+    assert (
+        charge_of(need(replace(request(1 * MI), mode=EXCLUSIVE, other_modes=(SOFT,))))["compute"]
+        == 0
+    )
 
 
 def test_init_containers_count_as_kubernetes_counts_them() -> None:
