@@ -155,12 +155,39 @@ def _status(pid: int, name: bytes) -> list[bytes]:
 def host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
     """The PID on the machine of a slot's process, by the names that it may have inside.
 
-    Without a member of that name it is what programs wrote: to be shown, never to be acted on.
+    Without a member of that name it is what programs wrote. Of a process that this user may not
+    inspect, that is shown, and never acted on.
     """
     pid = inside.get((process.pid, process.start_time))
     if pid is None and start_time(process.pid) == process.start_time:
-        return process.pid
+        try:
+            _inspect(process.pid)
+        except PermissionError:
+            return process.pid
+        except OSError:
+            return None
     return pid
+
+
+def attached(
+    processes: Iterable[ProcessUse], directory: Path, members: Collection[int]
+) -> set[int]:
+    """The slots' processes that are no members, and have the share's ledger mapped.
+
+    So a program is found that shows no other mark: it has overwritten its environment, say. Their
+    PIDs have to be the machine's.
+    """
+    strangers = {
+        each.pid
+        for each in processes
+        if each.pid not in members and start_time(each.pid) == each.start_time
+    }
+    try:
+        inode = os.stat(f"{directory}/usage").st_ino if strangers else 0  # noqa: PTH116 - plain path
+    except OSError:  # the share is gone
+        return set()
+    mapping = re.compile(rb" %d +/.*/usage\b" % inode)
+    return {pid for pid in strangers if mapping.search(_read(pid, "maps"))}
 
 
 def command_of(pid: int) -> str:
