@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -70,24 +70,30 @@ class Peer:
     """Its processes, ready for pods; those that place pods first."""
 
 
-def peers() -> Iterator[Peer]:
-    """Those whose programs are there."""
-    folder = Path(tempfile.gettempdir())
+def peers(folder: Path) -> Iterator[Peer]:
+    """Those whose programs are there; what is packed is unpacked into `folder`."""
     hami = program_from(_VARIABLE, "hami-scheduler", folder)
     settings = program_from(_VARIABLE, "hami-device-config.yaml", folder)
     if hami is not None and settings is not None:
         command = [str(hami), *_HAMI, f"--device-config-file={settings}"]
-        yield Peer("HAMi", _EXTENDER, _hami_pod, lambda plane: _hami(plane, command))
+        words = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores")
+        body = partial(_pod, scheduler="hami-scheduler", words=words)
+        yield Peer("HAMi", _EXTENDER, body, lambda plane: _hami(plane, command))
     scheduler = program_from(_VARIABLE, "vc-scheduler", folder)
     controllers = program_from(_VARIABLE, "vc-controller-manager", folder)
     crds = program_from(_VARIABLE, "volcano", folder)
     if scheduler is not None and controllers is not None and crds is not None:
+        body = partial(_pod, scheduler="volcano", words=_VOLCANO)
         yield Peer(
-            "Volcano",
-            None,
-            _volcano_pod,
-            lambda plane: _volcano(plane, scheduler, controllers, crds),
+            "Volcano", None, body, partial(_volcano, programs=(scheduler, controllers, crds))
         )
+
+
+def _pod(name: str, spec: Spec, *, scheduler: str, words: tuple[str, str, str]) -> Json:
+    """A pod of one system; `words` are its resources: GPUs, MiB and percent of each."""
+    amounts = (spec.gpus, spec.memory * 1024, spec.compute)
+    limits: dict[str, str | int] = {"cpu": f"{spec.cpu}m", **dict(zip(words, amounts, strict=True))}
+    return pod(name, container(["sleep"], limits=limits), schedulerName=scheduler)
 
 
 # ---- HAMi ----------------------------------------------------------------------------------------
@@ -96,16 +102,6 @@ _HAMI: Final = (
     *(f"--http_bind=127.0.0.1:{_PORT}", "--scheduler-name=hami-scheduler", "--leader-elect=false"),
     *("--kube-qps=2000", "--kube-burst=4000", "--metrics-bind-address=127.0.0.1:9395"),
 )
-
-
-def _hami_pod(name: str, spec: Spec) -> Json:
-    limits: dict[str, str | int] = {
-        "cpu": f"{spec.cpu}m",
-        "nvidia.com/gpu": spec.gpus,
-        "nvidia.com/gpumem": spec.memory * 1024,
-        "nvidia.com/gpucores": spec.compute,
-    }
-    return pod(name, container(["sleep"], limits=limits), schedulerName="hami-scheduler")
 
 
 @contextlib.contextmanager
@@ -162,32 +158,24 @@ def _answering_plugin(plane: ControlPlane) -> Iterator[None]:
 
 # ---- Volcano -------------------------------------------------------------------------------------
 
-
-def _volcano_pod(name: str, spec: Spec) -> Json:
-    limits: dict[str, str | int] = {
-        "cpu": f"{spec.cpu}m",
-        "volcano.sh/vgpu-number": spec.gpus,
-        "volcano.sh/vgpu-memory": spec.memory * 1024,
-        "volcano.sh/vgpu-cores": spec.compute,
-    }
-    return pod(name, container(["sleep"], limits=limits), schedulerName="volcano")
+_VOLCANO: Final = ("volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores")
 
 
 @contextlib.contextmanager
 def _volcano(
-    plane: ControlPlane, scheduler: Path, controllers: Path, folder: Path
+    plane: ControlPlane, *, programs: tuple[Path, Path, Path]
 ) -> Iterator[Mapping[str, Process]]:
+    """`programs`: scheduler, controllers, and the folder with definitions and configuration."""
+    scheduler, controllers, folder = programs
+
     def offer(node: NodeInventory) -> tuple[dict[str, str], dict[str, str]]:
         memory = sum(each.memory_bytes for each in node.devices) // _MIB
         devices = "".join(
             f"{each.uuid},{_SPLIT},{each.memory_bytes // _MIB},{each.model},true,hami-core:"
             for each in node.devices
         )
-        amounts = {
-            "volcano.sh/vgpu-number": str(_SPLIT * len(node.devices)),
-            "volcano.sh/vgpu-memory": str(memory),
-            "volcano.sh/vgpu-cores": str(100 * len(node.devices)),
-        }
+        counts = (_SPLIT * len(node.devices), memory, 100 * len(node.devices))
+        amounts = dict(zip(_VOLCANO, map(str, counts), strict=True))
         # Another text each time: the ledger of a node begins with the next change of the node.
         return {"volcano.sh/node-vgpu-register": devices, "bench/at": str(time.time())}, amounts
 
