@@ -189,8 +189,7 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
 
     others, plain, mine = (
         cluster.api.post(
-            "/api/v1/namespaces/default/pods",
-            pod(name, container(["true"], limits=limits), nodeName=node),
+            DEFAULT_PODS, pod(name, container(["true"], limits=limits), nodeName=node)
         )["metadata"]
         for name, node, limits in (
             ("others", "another", {NVIDIA: "1"}),
@@ -199,19 +198,20 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         )
     )
 
-    async def deletion(of: Document) -> str:
-        """Why a pod cannot be deleted; empty: it can."""
-        path = f"/api/v1/namespaces/default/pods/{of['name']}"
-        async with connect(config) as api:
-            try:
-                await api.delete(path, uid=of["uid"], asked="delete")
-            except DeniedError as error:
-                return error.message
-            return ""
+    agents = Admin(config)
+
+    def deletion(of: Document) -> str:
+        """Why the agent may not delete a pod; empty: it may.
+
+        A dry run: an API server admits each further deletion of a pod that ends already.
+        """
+        try:
+            agents.delete(f"{DEFAULT_PODS}/{of['name']}", dryRun="All")
+        except ApiError as error:
+            return str(error)
+        return ""
 
     async def try_all() -> None:
-        assert "pods with extended resources alone" in await deletion(plain)
-        assert not await deletion(mine)
         async with connect(config) as api:
             for path, change, says in forbidden:
                 await refused(api, path, change, says)
@@ -224,13 +224,15 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     try:
         # The policy takes effect some time after it is there.
         wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy")
-        why = wait_until(lambda: asyncio.run(deletion(others)), "the policy for pods")
+        why = wait_until(lambda: deletion(others), "the policy for pods")
         assert "pods of its own node alone" in why
+        assert "pods with extended resources alone" in deletion(plain)
+        assert not deletion(mine)
         asyncio.run(try_all())
     finally:
-        for each in (others, plain):
-            path = f"/api/v1/namespaces/default/pods/{each['name']}"
-            cluster.api.delete(path, gracePeriodSeconds="0")
+        agents.close()
+        for each in (others, plain, mine):
+            cluster.api.delete(f"{DEFAULT_PODS}/{each['name']}", gracePeriodSeconds="0")
         cluster.api.delete(other)
 
 
