@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import PATIENCE_S, TestbedError, tail, wait_until
+from testbed.waiting import tail, wait_until
 
 API = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.allotment.dev"
@@ -118,40 +117,6 @@ def claiming(name: str, command: Sequence[str], claim_name: str, **more: Any) ->
 
 NOT_PREPARED = "FailedPrepareDynamicResources"
 """The reason of the kubelet's event on a pod whose claim could not be prepared."""
-
-
-def wait_running(pods: Pods, *names: str, because: str = "", timeout_s: float = PATIENCE_S) -> None:
-    """Waits until pods run; where a preparation failed, the kubelet looks at the pod at once.
-
-    By itself it would look 60 to 90 s later, as at any pod. A change of the pod makes it look.
-
-    Raises:
-        TestbedError: they do not run in time, or one failed for another reason than `because`.
-    """
-    path = f"/api/v1/namespaces/{pods.namespace}"
-    of_this = f"reason={NOT_PREPARED}"
-    answered: Counter[str] = Counter()
-
-    def run() -> bool:
-        failures: Counter[str] = Counter()
-        for each in pods.cluster.api.items(f"{path}/events", fieldSelector=of_this):
-            if because not in each["message"]:
-                raise TestbedError(each["message"])
-            failures[each["involvedObject"]["name"]] += each["count"]
-        for name in failures - answered:
-            change = {"annotations": {"failures": str(failures[name])}}
-            pods.cluster.api.patch(f"{path}/pods/{name}", {"metadata": change})
-        answered.update(failures - answered)
-        found = pods.cluster.api.items(f"{path}/pods", fieldSelector="status.phase=Running")
-        return {each["metadata"]["name"] for each in found} >= set(names)
-
-    wait_until(
-        run,
-        "running pods",
-        timeout_s=timeout_s,
-        every_s=1,  # the kubelet writes 25 events on a pod, and then one each five minutes
-        explain=lambda: "\n".join(map(pods.explain, names)),
-    )
 
 
 # ---- NVIDIA's own driver -------------------------------------------------------------------------

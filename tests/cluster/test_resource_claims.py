@@ -20,7 +20,6 @@ from claims import (
     published,
     share,
     wait_for_pool,
-    wait_running,
     written,
 )
 from installing import ROOT
@@ -305,7 +304,6 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     pods.create(claiming("second", burn_and_stay("1Gi"), "second"))
     pods.wait_event("second", reason=NOT_PREPARED)
     node.again()
-    wait_running(pods, "second")
     assert burnt(pods, "second").total_bytes == 5 * GIB
     assert before in node.shares()
     pods.delete()
@@ -436,7 +434,6 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         wait_until(lambda: "small" in placed(), "placement", explain=agent.explain)
         assert placed() == {"small"}
         agent.again()
-        wait_running(made, "first", "second")
         for name in ("first", "second"):
             assert burnt(made, name).total_bytes == 60 * GIB
         wait_until(lambda: explained(made, "first")["state"] == "prepared", "a status")

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from claims import (
-    API,
-    claim,
-    claiming,
-    install_classes,
-    share,
-    wait_for_pool,
-    wait_running,
-)
+from claims import API, claim, claiming, install_classes, share, wait_for_pool
 from stories import MIB, SOFT, NodeAgent, burn_and_stay, burnt, node_agent
 from testbed.cluster import Cluster
 from testbed.pods import Pods
@@ -52,9 +44,7 @@ def test_claims_at_once_have_each_their_own(
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(start, memory.items()))
-        # The API server may hear of a pod's claim later than the kubelet, and refuse it.
-        wait_running(pods, *memory, because="no relationship found", timeout_s=300)
-        seen = {name: burnt(pods, name).total_bytes for name in memory}
+        seen = {name: burnt(pods, name, timeout_s=300).total_bytes for name in memory}
         assert seen == memory
         shares = {each.owner.pod: each for each in node.shares(pods.namespace) if each.owner}
         assert {name: each.devices[0].memory_bytes for name, each in shares.items()} == memory
