@@ -21,12 +21,16 @@ from allotment.burn.reports import (
     ProcessReport,
 )
 from allotment.cli import devices as devices_command
+from allotment.cli.advise import advice_document
+from allotment.cli.cost import Bill, cost_document
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.explain_claim import claim_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
+from allotment.cost.splitting import GpuHour, ShareHour, accounts
+from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.clusters import NodeDevice, PlacedDevice
@@ -301,6 +305,24 @@ def test_fields_of_cdi_are_the_documented_ones(allot: CommandLine, tmp_path: Pat
     assert made.returncode == 0, made.stderr
     listed = allot("cdi", "list", "-o", "json")
     assert set(fields(json.loads(listed.stdout))) == documented("allot cdi list")
+
+
+def test_fields_of_costs_are_the_documented_ones() -> None:
+    hour = GpuHour(price=1, shares=(ShareHour(namespace="ml", memory=0.5),))
+    bill = Bill(
+        accounts=accounts([hour]), models={"A100": 1}, currency="EUR", is_present=False, end=0.0
+    )
+    found = cost_document(bill, "ml")
+    assert set(fields(found)) == documented("allot cost")
+    whole = cost_document(bill)
+    for name in ("unallocated", "total"):
+        assert whole[name].keys() == found["namespaces"][0].keys() - {"namespace"}
+
+
+def test_fields_of_advice_are_the_documented_ones() -> None:
+    share = ShareHistory(workload="web", share="1", gpu_memory=2, limit=1, refusals=1)
+    advices = [advise(each, AdviceRules(least_s=1)) for each in workloads([share])]
+    assert set(fields(advice_document(advices, "EUR"))) == documented("allot advise")
 
 
 def test_fields_of_doctor_are_the_documented_ones(allot: CommandLine) -> None:

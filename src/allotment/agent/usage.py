@@ -17,8 +17,10 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from allotment.agent.config.schema import Config
 from allotment.agent.inventory import Sighting
 from allotment.agent.node_state import NodeState
+from allotment.cost.prices import MICROS
 from allotment.devices.events import GpuEvent
 from allotment.devices.sources import Reading
 from allotment.devices.watching import Asker, Report
@@ -282,6 +284,8 @@ class UseReader:
         status: ShareStatus,
     ) -> GpuUse:
         uuid = device.uuid
+        prices = (self._state.config or Config()).allotment.prices
+        price = prices.of(device.name)
         slices = {
             each.uuid: each.slice_of.profile
             for each in tuple(self._state.devices.values())
@@ -298,6 +302,8 @@ class UseReader:
             slices=Counter(slices.values()),
             is_healthy=uuid not in self._state.unhealthy,
             last_xid=self._xids.get(uuid, 0),
+            price=None if price is None else price / MICROS,
+            currency=prices.currency,
         )
         if bookings is not None:
             of_gpu = [bookings[each] for each in (uuid, *slices) if each in bookings]

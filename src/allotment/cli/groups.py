@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "fault": "Inject a fault into a simulated GPU, or clear it.",
     "agent": "Share this node's GPUs among pods: the Kubernetes device plugin.",
     "front": "Keep this node's GPUs offered while the agent is away.",
+    "cost": "Show what GPUs cost, and how much of it is not used.",
+    "advise": "Advise what each workload should ask for, by its own peaks.",
     "simulate": "Replay a trace or a live cluster with scheduling policies.",
     "scheduler": "Choose nodes and GPUs for pods: the kube-scheduler extender.",
     "explain": "Explain why a pod or a claim has its GPUs, or why it waits.",

@@ -121,6 +121,9 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_sent_bytes: int | None = None
     nvlink_received_bytes: int | None = None
     pcie_replays: int | None = None
+    price: float | None = None
+    """Of an hour; None: not configured."""
+    currency: str = ""
 
 
 class ClaimUser(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +324,8 @@ GPU_FIGURES: Final[tuple[GpuFigure, ...]] = (
               "direction"),
     GpuFigure("pcie_replays", "counter", "Repeated PCIe packets, since the driver was loaded.",
               lambda gpu: gpu.pcie_replays),
+    GpuFigure("price_per_hour", "gauge", "Price of an hour of it, as configured.",
+              lambda gpu: {gpu.currency: gpu.price}, "currency"),
 )  # fmt: skip
 
 INFO_LABELS: Final = (*GPU_LABELS, "index", "model", "pci_bus_id", "mode")
@@ -435,7 +440,7 @@ def _of_gpus(use: Use) -> Iterator[Metric]:
             values = value if isinstance(value, Mapping) else {"": value}
             for kind, each in values.items():
                 if each is not None:
-                    known = {**of_gpu, figure.label: kind} if figure.label else of_gpu
+                    known = {**of_gpu, figure.label: kind} if kind else of_gpu
                     metric.add_sample(name, known, each)
         yield metric
 

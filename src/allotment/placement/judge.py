@@ -199,15 +199,15 @@ def _matches(device: Device, selector: str) -> bool:
     wanted = selector.strip().lower()
     if wanted.startswith(_UUID_PREFIXES):
         return len(wanted) > len(_UUID_PREFIXES[0]) and device.uuid.lower().startswith(wanted)
-    return _matches_model(device.name, wanted)
+    return model_matches(device.name, wanted)
 
 
-def _matches_model(name: str, wanted: str) -> bool:
+def model_matches(name: str, wanted: str) -> bool:
     """True if the words of `wanted` are words of the name, or several of them joined.
 
-    So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is `NVIDIA GeForce RTX 4090`, but `a10`
-    is not an A100. This is for users at a machine; a pod's rules match substrings, as in HAMi
-    (`constraints.matches_model`).
+    `wanted` is in small letters. So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is
+    `NVIDIA GeForce RTX 4090`, but `a10` is not an A100. This is for users at a machine; a pod's
+    rules match substrings, as in HAMi (`constraints.matches_model`).
     """
     words = _WORD.findall(name.lower())
     runs = {

@@ -20,10 +20,12 @@ from pod_node import Node, order, owner
 from prometheus_client.parser import text_string_to_metric_families
 
 from allotment.agent import running
+from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.configuring import AgentSettings
 from allotment.agent.inventory import Sighting
 from allotment.agent.node_state import NodeState
 from allotment.agent.usage import GpuReports, Readings, SharesRead, UseReader, shares_in
+from allotment.cost.prices import prices_of
 from allotment.devices.events import EventKind, GpuEvent
 from allotment.devices.gauges import Gauges
 from allotment.devices.sources import DeviceProcess, Reading
@@ -161,6 +163,15 @@ def test_a_gpus_mig_devices_and_their_shares_are_its_own(node: Node) -> None:
     (found,) = use.shares
     assert (found.gpu, found.device, found.memory_used) == (gpu.uuid, "MIG-0", GI)
     assert found.utilization is None
+
+
+def test_a_gpu_has_the_price_of_its_model(node: Node) -> None:
+    scene = Scene(node)
+    prices = prices_of({"no-such": 4, node.devices[0].name: 2.5}, "EUR")
+    scene.state.config = Config(allotment=AllotmentConfig(prices=prices))
+    assert {(gpu.price, gpu.currency) for gpu in scene.read().gpus} == {(2.5, "EUR")}
+    scene.state.config = None
+    assert {gpu.price for gpu in scene.read().gpus} == {None}
 
 
 def test_a_share_without_compute_has_no_gpu_time(node: Node) -> None:

@@ -237,6 +237,15 @@ def test_what_is_not_measured_has_no_series() -> None:
     }
 
 
+def test_a_gpu_has_its_price_with_the_currency() -> None:
+    found = samples(use([gpu(price=2.5, currency="EUR"), gpu(1)]))
+    name = "allotment_gpu_price_per_hour"
+    assert [each.labels["gpu"] for each in found if each.name == name] == [GPUS[0]]
+    assert value(found, name, currency="EUR") == 2.5
+    (bare,) = (each for each in samples(use([gpu(price=2.5)])) if each.name == name)
+    assert set(bare.labels) == {"node", "gpu"}
+
+
 def test_a_claim_has_its_name_in_place_of_a_pods() -> None:
     claimed = share(pod="", container="", claim="big-gpu", request="gpu")
     (sample,) = (
