@@ -121,6 +121,7 @@ docs: $(VENV)/.developer ## the documentation site in build/site, generated part
 	$(python) tools/generate_cli_reference.py
 	$(python) tools/generate_man_pages.py
 	$(python) tools/generate_facts.py
+	$(python) tools/generate_monitoring.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
 wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architectures

@@ -103,6 +103,7 @@ LEDGER = Layout(
             "host_bytes",
             "lease_waits",
             "lease_wait_ns",
+            "launches",
         ),
         "allot_usage": ("magic", "version", "slot_count", "high_slot", "devices", "slots"),
     },

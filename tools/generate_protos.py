@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write *_pb2.py and .pyi beside the kubelet's .proto files: the agent's, and those of the tests.
+"""Write *_pb2.py and .pyi beside the kubelet's .proto files.
 
 The compiler is the oldest that is to be supported: what it writes runs with its own protobuf and
 all later ones, and what a newer one writes does not run with older ones. It has an environment of
@@ -26,10 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = {
-    ROOT / "src": "allotment/agent/kubelet/proto/*.proto",
-    ROOT / "tests" / "cluster": "*.proto",
-}
+SOURCES = {ROOT / "src": "allotment/agent/kubelet/proto/*.proto"}
 """Import roots, with the files below them."""
 VERSION = "1.71.2"
 UNAVAILABLE = 3

@@ -222,6 +222,7 @@ static inline bool keeper_is_stopped(const compute_state *all) {
 
 void account_gpu(compute_device *at, uint64_t used_ns);
 void account_copy(compute_device *at, uint64_t used_ns);
+void account_launches(compute_device *at, uint64_t launches);
 void account_throttled(compute_device *at);
 void account_held(compute_device *at, uint64_t held_ns);
 void account_wait(compute_device *at, uint64_t waited_ns);

@@ -77,7 +77,9 @@ static void put_batch_locked(mark_store *store, batch *used) {
 // Nothing of the batch is under way any more.
 static void leave_batch(compute_device *at, const batch *done) {
   admission_end(at, done->expected_ns);
-  if (done->launches != 0) admission_leave(at);
+  if (done->launches == 0) return;
+  account_launches(at, done->launches);
+  admission_leave(at);
 }
 
 // Launches that cannot be measured are charged as they were expected.
@@ -238,6 +240,7 @@ static void refuse(stream_state *of, const batch_launch *launch) {
 static void guess_launch(const stream_state *of, const batch_launch *launch) {
   __atomic_add_fetch(&of->at->uncharged_ns, launch->expected_ns, __ATOMIC_RELAXED);
   admission_end(of->at, launch->expected_ns);
+  account_launches(of->at, 1);
   if (launch->is_counted) admission_leave(of->at);
 }
 

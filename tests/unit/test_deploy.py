@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import allotment
 from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
-from allotment.agent.configuring import KUBELET_SOCKET
+from allotment.agent.configuring import KUBELET_SOCKET, AgentSettings
 from allotment.cli.agent import command
 from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
@@ -143,6 +143,7 @@ def test_what_it_reads_and_writes_is_mounted(pod: Document, container: Document)
     assert hosts.items() <= inside.items()  # the same paths: the runtime reads the host's
     assert {
         str(KUBELET_SOCKET.parent),
+        str(AgentSettings(node="n").pod_resources.parent),
         "/var/run/cdi",
         "/run/allotment",
     } <= set(hosts.values())

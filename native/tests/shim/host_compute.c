@@ -99,7 +99,7 @@ static void streams_overlap(void) {
   CUstream streams[4];
   begin();
   for (int i = 0; i < 4; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
-  uint64_t truth = truth_ns();
+  uint64_t truth = truth_ns(), launches = figure(&share.usage->devices[0].launches);
   uint64_t ns = 300 * US;
   void *parameters[] = {&ns};
   for (int n = 0; n < 400; n++) {
@@ -108,6 +108,7 @@ static void streams_overlap(void) {
   }
   OK(cuCtxSynchronize());
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 15, "4 streams");
+  EXPECT_EQUAL(figure(&share.usage->devices[0].launches), launches + 400);
 }
 
 // Each of them is measured before the long one is, and there are many.
@@ -156,7 +157,7 @@ static void graphs_count_by_what_they_took(void) {
   CUgraph graph = captured(1000, 20 * US);
   CUgraphExec made;
   OK(cuGraphInstantiateWithFlags(&made, graph, 0));
-  uint64_t truth = truth_ns();
+  uint64_t truth = truth_ns(), launches = figure(&share.usage->devices[0].launches);
   for (int i = 0; i < 5; i++) OK(cuGraphLaunch(made, stream));
   OK(cuStreamSynchronize(stream));
   for (int i = 0; i < 5; i++) OK(cuGraphLaunch_ptsz(made, NULL));
@@ -166,6 +167,7 @@ static void graphs_count_by_what_they_took(void) {
   OK(cuGraphExecDestroy(made));
   OK(cuGraphDestroy(graph));
   expect_near(settled(&share.usage->devices[0].gpu_ns), really, 3, "graphs");
+  EXPECT_EQUAL(figure(&share.usage->devices[0].launches), launches + 10);
 }
 
 // A graph that is captured once more has the nodes that it had, and its launches wait for no turn.

@@ -31,6 +31,7 @@ from allotment.agent.device_modes import ComputeModes, DeviceModes
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.agent.evictions import Evictions
+from allotment.agent.gpu_users import held_devices
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import policy_of
@@ -50,7 +51,7 @@ from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
-from allotment.agent.usage import UseReader, shares_in
+from allotment.agent.usage import PATIENCE_S, UseReader, shares_in
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path, parse_spec
 from allotment.devices.timeslices import set_time_slice
@@ -232,6 +233,8 @@ class _Agent:
             state=state,
             shares=shares_in(folder, self._machine),
             pods=self._pods.all,
+            held=held_devices(settings.pod_resources, patience_s=PATIENCE_S),
+            shows_processes=lambda: (state.config or Config()).allotment.has_process_metrics,
         )
         self._use = UseMetrics(use.read, self._aliases)
         self._modes = DeviceModes(folder, state=state, node=self._node, reports=self._reports)

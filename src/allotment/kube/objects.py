@@ -158,6 +158,8 @@ class ContainerStatus(Narrow):
     """A container, as the kubelet last reported it."""
 
     name: str
+    container_id: str = msgspec.field(default="", name="containerID")
+    """Like `containerd://ID`."""
     state: ContainerState | None = None
     last_state: ContainerState | None = None
     restart_count: int = 0
@@ -301,6 +303,7 @@ def _containers(item: PodObject) -> Iterator[Container]:
             is_started=seen is not None and _is_started(seen),
             is_running=bool(seen and seen.state and seen.state.running is not None),
             restarts=seen.restart_count if seen else 0,
+            runtime_id=seen.container_id.partition("://")[2] if seen else "",
             is_privileged=bool(spec.security_context and spec.security_context.privileged),
             claims=tuple(
                 UsedClaim(claims[each.name][0], each.request)

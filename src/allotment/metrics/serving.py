@@ -42,6 +42,17 @@ _END = b"# EOF\n"
 """Of a text in OpenMetrics."""
 
 
+def no_more(is_open: bool) -> bytes:  # noqa: FBT001 - as `More` has it
+    return _END if is_open else b""
+
+
+def metrics_page(registry: CollectorRegistry, more: More, accept: str) -> tuple[bytes, str]:
+    """Return the text of `/metrics` and its content type, by the header `Accept`."""
+    encode, content_type = choose_encoder(accept)
+    text = encode(registry).removesuffix(_END)
+    return text + more(content_type.startswith(_OPENMETRICS)), content_type
+
+
 def _nothing() -> Sequence[str]:
     return ()
 
@@ -76,7 +87,7 @@ class Server:
         address: str,
         registry: CollectorRegistry,
         probes: Probes,
-        more: More = lambda is_open: _END if is_open else b"",
+        more: More = no_more,
     ) -> None:
         """`address` is as in `parse_address`; port 0 selects a free port."""
         host, port = parse_address(address)
@@ -212,10 +223,8 @@ def _handler(
         def do_GET(self) -> None:  # its name
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                text = encode(registry).removesuffix(_END)
-                text += more(content_type.startswith(_OPENMETRICS))
-                self._answer(HTTPStatus.OK, text, content_type)
+                accept = self.headers.get("Accept", "")
+                self._answer(HTTPStatus.OK, *metrics_page(registry, more, accept))
             elif (check := checks.get(path)) is not None:
                 self._probe(check)
             else:

@@ -48,6 +48,8 @@ class Container(msgspec.Struct, frozen=True):
     restarts: int = 0
     """Number of restarts reported so far."""
     is_privileged: bool = False
+    runtime_id: str = ""
+    """The runtime's id of its last start, without its scheme; empty: not reported yet."""
     claims: tuple[UsedClaim, ...] = ()
 
 

@@ -14,8 +14,6 @@ from allotment.dialects.own.placement import RESIZE
 from allotment.kube.events import Events, Reference
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
-from allotment.model.compute import WHOLE
-from allotment.placement.cluster.cluster import ModelTotals
 from allotment.placement.explain import Refusal
 from allotment.scheduler.tls.context import HandshakeFailure
 from allotment.scheduler.tls.rotation import TlsEndpoint
@@ -167,18 +165,3 @@ class SchedulerReports:
         while len(self._reports) > _MOST_KNOWN:
             self._reports.popitem(last=False)
         return True
-
-
-def model_figures(totals: Mapping[str, ModelTotals]) -> Mapping[str, Mapping[str, float]]:
-    return {
-        model: {
-            "devices": total.devices,
-            "memory_bytes": total.memory,
-            "memory_allocated_bytes": total.memory_allocated,
-            "memory_fragmented_bytes": total.memory_fragmented,
-            "compute": total.guarantee / WHOLE,
-            "compute_allocated": total.guarantee_allocated / WHOLE,
-            "compute_fragmented": total.guarantee_fragmented / WHOLE,
-        }
-        for model, total in totals.items()
-    }

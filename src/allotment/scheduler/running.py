@@ -47,9 +47,10 @@ from allotment.scheduler.extender.compat_annotations import ResultAnnotations
 from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.feed import PodRefresh, QuotaFeed
+from allotment.scheduler.figures import Books, ClusterFigures
 from allotment.scheduler.leader import LeaderAddress, Leadership
 from allotment.scheduler.nominating import Nominating
-from allotment.scheduler.reports import SchedulerReports, model_figures
+from allotment.scheduler.reports import SchedulerReports
 from allotment.scheduler.resizing import Resizing
 from allotment.scheduler.serving import RequestHandler, Web, WebhookService, application
 from allotment.scheduler.settings import SchedulerSettings
@@ -205,6 +206,7 @@ class Scheduler:
             receipts=self._receipts,
             tried=self._nominating.tried,
             claims=self._keeper.claims.wanted,
+            waits=self._keeper.waits,
         )
         self.webhook = self._webhook(api, dialects, reports)
         self._sharepods = self._sharepod_keeper(api)
@@ -214,7 +216,8 @@ class Scheduler:
         self._electing: asyncio.Task[NoReturn] | None = None
         self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
-        self.metrics.watch_models(lambda: model_figures(self._book.cluster.totals()))
+        books = Books(self._book, self.quotas, self._keeper.claims, self._keeper.waits)
+        self.figures = ClusterFigures(books.snapshot, leads=self._may_write)
         handlers: dict[str, RequestHandler] = {
             "filter": self._extender.filter,
             "prioritize": self._extender.prioritize,
@@ -223,7 +226,13 @@ class Scheduler:
         }
         registry = self.metrics.registry
         self._web = Web(
-            application(handlers, probes=self.probes(), registry=registry, on_answer=self._answered)
+            application(
+                handlers,
+                probes=self.probes(),
+                registry=registry,
+                more=self.figures.text,
+                on_answer=self._answered,
+            )
         )
 
     def _webhook(
@@ -256,10 +265,11 @@ class Scheduler:
 
     async def run(self) -> NoReturn:
         settings = self._settings
+        self.figures.start()
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
                 address, registry = settings.metrics_listen, self.metrics.registry
-                stack.enter_context(Server(address, registry, self.probes()))
+                stack.enter_context(Server(address, registry, self.probes(), self.figures.text))
             async with asyncio.TaskGroup() as group:
                 for name, part in self._parts().items():
                     group.create_task(restart_on_failure(part, name, on_failure=self._failed))

@@ -299,6 +299,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         driver_name=(section.dra and section.dra.driver_name) or default.driver_name,
         on_excess=section.on_excess or default.on_excess,
         metric_aliases=tuple((section.metrics and section.metrics.aliases) or ()),
+        has_process_metrics=bool(section.metrics and section.metrics.per_process),
         prices=_prices(section.metrics or MetricsSection()),
         health=_health(section.health or HealthSection()),
     )

@@ -21,8 +21,15 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.pods import PodUid
 from allotment.model.structs import replace
-from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped
+from allotment.placement.explain import Refusal, RefusalGroup, grouped
 from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.wait_reasons import (
+    HOPELESS,
+    PLACED,
+    REQUEST,
+    WaitReasons,
+    reason_of,
+)
 from allotment.scheduler.extender import wire
 from allotment.scheduler.extender.binder import CHANGED, Binder, BindOutcome
 from allotment.scheduler.extender.compat_annotations import ResultAnnotations
@@ -31,19 +38,6 @@ STEP: Final = 1000
 """Between ranks. kube-scheduler multiplies it by ten; its plugins give at most a hundred times the
 sum of their weights (13 by default)."""
 
-_HOPELESS: Final = frozenset(
-    {
-        Reason.UNKNOWN_NODE,
-        Reason.NO_GPU,
-        Reason.TOO_FEW_GPUS,
-        Reason.MODEL,
-        Reason.UUID,
-        Reason.MODE,
-        Reason.MIG_PROFILE,
-        Reason.PROBLEM,
-    }
-)
-"""A pod does not fit on such a node even without other pods: preemption is useless."""
 _MOST_TEXTS: Final = 12
 """kube-scheduler truncates messages with one part per node."""
 _TOO_MANY: Final = "it does not fit either"
@@ -87,11 +81,13 @@ class Extender:
         receipts: ResultAnnotations | None = None,
         tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         claims: Callable[[str, Collection[str]], tuple[WantedContainer, ...]] = _no_claims,
+        waits: WaitReasons | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tried` gets each pod that filter was asked about, and the nodes, after the choice.
 
-        `claims` returns what a pod with claims of these names in a namespace will take.
+        `claims` returns what a pod with claims of these names in a namespace will take. `waits`
+        gets the reason of each answer.
         """
         self._book = book
         self._binder = binder
@@ -101,6 +97,7 @@ class Extender:
         self._receipts = receipts
         self._tried = tried
         self._claims = claims
+        self._waits = waits or WaitReasons()
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
@@ -117,6 +114,7 @@ class Extender:
             need = self._book.needs.of(pod)
         except UsageError as error:
             text = error.one_line()
+            self._waits.because(pod.uid, REQUEST)
             if observer is not None:
                 observer.refused(pod, text, is_mistaken=True)
             return wire.encode(wire.no_nodes(asked, text))
@@ -129,8 +127,11 @@ class Extender:
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
             self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)
-        if not choice.best and asked:
+        if choice.best:
+            self._waits.because(need.uid, PLACED)
+        elif asked:
             groups = _groups(choice.refused)
+            self._waits.because(need.uid, reason_of(groups))
             result.failed_nodes, result.failed_and_unresolvable_nodes = _by_node(groups)
             if observer is not None:
                 observer.rejected(_by_reason(groups))
@@ -199,6 +200,7 @@ class Extender:
             self._observer.unbound(need, arguments.node, outcome.problem)
             if outcome.reason:
                 self._observer.rejected({outcome.reason: 1})
+                self._waits.because(need.uid, outcome.reason)
         else:
             self._observer.bound(need, self._book.booking(pod.uid))
         return _unbound(outcome.problem)
@@ -245,7 +247,7 @@ def _by_node(groups: Sequence[RefusalGroup]) -> tuple[dict[str, str], dict[str, 
     hopeless: dict[str, str] = {}
     for number, group in enumerate(groups):
         text = group.text.replace(" %", " percent") if number < _MOST_TEXTS else _TOO_MANY
-        target = hopeless if group.reason in _HOPELESS else failed
+        target = hopeless if group.reason in HOPELESS else failed
         target.update(dict.fromkeys(group.nodes, text))
     return failed, hopeless
 

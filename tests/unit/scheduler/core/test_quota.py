@@ -327,9 +327,11 @@ def test_usage_is_for_metrics() -> None:
     held = need(request(GI), uid="a")
     quotas.add(held, booking=booking(held, GI))
     quotas.add(need(request(GI), uid="waits"))
-    key = "ResourceQuota team/gpus limits.nvidia.com/gpumem"
-    assert quotas.usage("team") == {key: (GI, 4 * GI)}
-    assert quotas.usage("other") == {}
+    (use,) = quotas.usage("team")
+    assert (use.namespace, use.quota, use.key) == ("team", "gpus", "limits.nvidia.com/gpumem")
+    assert (use.measure, use.used, use.hard) == ("memory", GI, 4 * GI)
+    assert quotas.usage("other") == []
+    assert quotas.bound() == {"team": {"devices": 1, "memory": GI}}
 
 
 @pytest.mark.parametrize("hard", ["1.5", "x", "", "1e99"])
@@ -431,7 +433,7 @@ class Counting(RuleBasedStateMachine):
             return
         self.book.check_invariants()
         assert sum(self.bound.values()) <= self.hard
-        for used, hard in self.book.usage("team").values():
+        for _, _, _, _, used, hard in self.book.usage("team"):
             assert used == sum(self.bound.values()) <= hard
 
 
