@@ -373,6 +373,13 @@ class NodeConditionObject(Narrow):
     message: str = ""
 
 
+class NodeAddress(Narrow):
+    """An entry of a node's `status.addresses`."""
+
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(Narrow):
     """A node's `status`."""
 
@@ -380,6 +387,7 @@ class NodeStatus(Narrow):
     allocatable: dict[str, str] | None = None
     conditions: list[NodeConditionObject] | None = None
     node_info: NodeSystemInfo = msgspec.field(default_factory=NodeSystemInfo)
+    addresses: list[NodeAddress] | None = None
 
 
 class NodeObject(Narrow):

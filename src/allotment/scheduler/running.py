@@ -17,7 +17,7 @@ from prometheus_client import disable_created_metrics
 
 from allotment import __version__
 from allotment.dialects.foreign.base import ForeignDialect
-from allotment.dialects.foreign.settings import foreign_dialects
+from allotment.dialects.foreign.settings import foreign_dialects, memory_unit
 from allotment.dialects.own.registry import need_settings
 from allotment.kube.bindings import Bindings
 from allotment.kube.clients import Api, connect
@@ -48,6 +48,7 @@ from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.feed import PodRefresh, QuotaFeed
 from allotment.scheduler.figures import Books, ClusterFigures
+from allotment.scheduler.gpushare import GpuShareInspection
 from allotment.scheduler.leader import LeaderAddress, Leadership
 from allotment.scheduler.nominating import Nominating
 from allotment.scheduler.reports import SchedulerReports
@@ -224,7 +225,9 @@ class Scheduler:
             "bind": self._extender.bind,
             "preempt": self._preemption.preempt,
         }
-        registry = self.metrics.registry
+        inspection = GpuShareInspection(
+            self._book, unit=memory_unit(settings.dialects), claim=self._keeper.claims.get
+        )
         self._web = Web(
             application(
                 handlers,
@@ -232,6 +235,7 @@ class Scheduler:
                 registry=registry,
                 more=self.figures.text,
                 on_answer=self._answered,
+                inspect=inspection.answer,
             )
         )
 

@@ -41,6 +41,8 @@ from allotment.scheduler.tls.rotation import (
 
 MAX_BODY_BYTES: Final = 256 << 20
 """5,000 whole nodes are 90 MB, if kube-scheduler is configured to send them."""
+INSPECT: Final = "/gpushare-scheduler/inspect"
+"""As in Aliyun's gpushare-scheduler-extender (pkg/routes/routes.go)."""
 _JSON: Final = "application/json"
 _CLOSE_S: Final = 5.0
 _READ_S: Final = 30.0
@@ -60,8 +62,11 @@ def application(
     more: More = no_more,
     on_answer: Callable[[Verb, float, bool], None] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    inspect: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
     """Return an application with `POST /VERB` for each handler, and the probes.
+
+    `inspect` answers gpushare's clients: it gets a node's name, or an empty text for all nodes.
 
     `/leading` is for load balancers that look for the leader; `/readyz` is true on every replica.
     If this port requires a client certificate, use `--metrics-listen`. `more` adds metrics to the
@@ -76,7 +81,20 @@ def application(
         app.router.add_get("/leading", _probe(probes.is_leading))
     if registry is not None:
         app.router.add_get("/metrics", _figures(registry, more))
+    if inspect is not None:
+        app.router.add_get(INSPECT, _inspection(inspect))
+        app.router.add_get(f"{INSPECT}/{{node}}", _inspection(inspect))
     return app
+
+
+def _inspection(
+    inspect: Callable[[str], Awaitable[bytes]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def serve(request: web.Request) -> web.Response:
+        content = await inspect(request.match_info.get("node", ""))
+        return web.Response(body=content, content_type=_JSON)
+
+    return serve
 
 
 def _serve(

@@ -14,11 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from allotment.model.modes import EXCLUSIVE, SOFT
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom, PodShape
+from allotment.placement.cluster.arrays import Arrays, PodShape
 from allotment.placement.policies import Policy, best, make
 from allotment.placement.policies.fragmentation import Fragmentation, Losses, SlotCounts
 from allotment.placement.policies.mixes import Mix, shape_of
 from allotment.placement.policies.slots import Types
+from allotment.placement.views import DeviceRoom
 
 GIB = 2**30
 MODES = frozenset({SOFT, EXCLUSIVE})

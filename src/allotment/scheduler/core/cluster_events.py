@@ -151,6 +151,9 @@ class KnownClaims:
         by_node = {name: len(claims) for name, claims in self._by_node.items()}
         return len(self._claims) - sum(by_node.values()), by_node
 
+    def get(self, uid: PodUid) -> ResourceClaim | None:
+        return self._claims.get(uid)
+
     def wanted(self, namespace: str, names: Collection[str]) -> tuple[WantedContainer, ...]:
         """Return what a pod with these claims will take; empty: unknown, or decided already."""
         uids = [self._by_name.get((namespace, name)) for name in names]
