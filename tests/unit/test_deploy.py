@@ -18,6 +18,7 @@ from allotment.agent.configuring import KUBELET_SOCKET, AgentSettings
 from allotment.cli.agent import command
 from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
+from allotment.cli.web import command as web_command
 from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
 from allotment.scheduler.admission import claims
@@ -420,3 +421,40 @@ def test_kube_scheduler_is_told_what_print_config_prints(
     assert found["leaderElection"]["resourceName"] in {
         each["metadata"]["name"] for key, each in scheduling.items() if key[0] == "Lease"
     }
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_may_read_and_nothing_else(root: Path) -> None:
+    text = (root / "deploy" / "manifests" / "web.yaml").read_text("utf-8")
+    documents = list(yaml.safe_load_all(text))
+    rights = {
+        (verb, resource)
+        for kind in ("ClusterRole", "Role")
+        for rule in one(documents, kind)["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    reviews = {("create", "tokenreviews"), ("create", "subjectaccessreviews")}
+    assert {verb for verb, _ in rights - reviews} == {"get", "list"}
+    assert "secrets" not in text
+    assert ("get", "pods/proxy") not in {
+        (verb, resource)
+        for rule in one(documents, "ClusterRole")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_page_s_arguments_are_those_of_the_command(root: Path) -> None:
+    text = (root / "deploy" / "manifests" / "web.yaml").read_text("utf-8")
+    template = one(list(yaml.safe_load_all(text)), "Deployment")["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    name, *arguments = container["args"]
+    assert name == "web"
+    with web_command.make_context("web", arguments) as context:
+        assert context.params["listen"].startswith("127.0.0.1:")
+        assert context.params["login"]
+        assert context.params["cluster"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

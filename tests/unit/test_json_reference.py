@@ -22,8 +22,8 @@ from allotment.burn.reports import (
 )
 from allotment.cli import devices as devices_command
 from allotment.cli.advise import advice_document
-from allotment.cli.cost import Bill, cost_document
 from allotment.cli.cluster_top import document as top_document
+from allotment.cli.cost import Bill, cost_document
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.explain_claim import claim_document
@@ -32,10 +32,10 @@ from allotment.cli.inspect import document as inspect_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
-from allotment.cost.splitting import GpuHour, ShareHour, accounts
-from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.cli.status import document as status_document
 from allotment.cli.status import sums_of
+from allotment.cost.splitting import GpuHour, ShareHour, accounts
+from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.kube.live import LivePod
 from allotment.ledger import DeviceUse, SeatAccount

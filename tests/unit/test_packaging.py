@@ -143,6 +143,23 @@ def test_wheel_has_the_manifests_that_doctor_compares_with(wheel: Path, root: Pa
     assert packed == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+UPLOT = {  # 1.6.32, as in its package of the same name on npm
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot.LICENSE.txt": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+
+
+def test_wheel_has_the_page_with_uplot_as_published(unpacked: Path, root: Path) -> None:
+    room = Path("allotment") / "web"
+    for folder in ("static", "templates"):
+        names = {path.name for path in (root / "src" / room / folder).iterdir()}
+        assert {path.name for path in (unpacked / room / folder).iterdir()} == names
+    for name, digest in UPLOT.items():
+        content = (unpacked / room / "static" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+
+
 @pytest.mark.thorough
 def test_wheel_is_the_same_when_built_again(wheel: Path, root: Path, tmp_path: Path) -> None:
     again = build_wheel(root, tmp_path)
@@ -233,7 +250,9 @@ def test_wheel_has_no_dependency_beyond_the_agreed_ones(metadata: email.message.
     extra = {name for line, name in names.items() if "extra == 'kubernetes'" in line}
     node = {"aiohttp", "grpcio", "prometheus-client", "protobuf", "structlog"}
     scheduler = {"cryptography", "numpy"}
-    assert extra == node | scheduler
+    page = {"aiohttp", "jinja2"}
+    assert extra == node | scheduler | page
+    assert {name for line, name in names.items() if "extra == 'web'" in line} == page
     assert {name for line, name in names.items() if "extra == 'simulate'" in line} == {"numpy"}
     assert always | extra == set(names.values())
 

@@ -63,8 +63,9 @@ from allotment.kube.quotas import FollowedConfigMap
 from allotment.metrics import start_log
 from allotment.metrics.agent import AgentMetrics
 from allotment.metrics.aliases import ALIASES
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
 from allotment.metrics.use import Aliases, UseMetrics
+from allotment.model.addresses import parse_address
 from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.reported import Reported

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Run a command in a share of a GPU.",
     "ps": "Show the shares and their processes.",
     "top": "Watch the shares, live.",
+    "web": "Show GPUs and shares in the browser.",
     "events": "Show what happened to the shares.",
     "devices": "Show the GPUs, and how much of each is allotted and used.",
     "mig": "Cut GPUs into MIG instances from a configuration file.",

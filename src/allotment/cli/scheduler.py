@@ -224,7 +224,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `Sche
 
 
 def configuration(options: SchedulerOptions) -> str:
-    from allotment.metrics.serving import parse_address
+    from allotment.model.addresses import parse_address
     from allotment.scheduler.admission.manifests import (
         CLIENT_FILES,
         SERVER_FILES,

@@ -22,13 +22,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
-from allotment.model.errors import PrerequisiteError, UsageError
+from allotment.model.addresses import parse_address
+from allotment.model.errors import PrerequisiteError
 
 _WHOLE_S = 10.0  # limit for one request and its answer
 _MOMENT_S = 0.2  # for a disconnected client to end
 _MAX_CLIENTS = 16
 _MAX_HEAD = 16 << 10  # bytes of a request, which has no body
-_MAX_PORT = 65535
 
 Check = Callable[[], Sequence[str]]
 """Returns problems as sentences; empty: none. Called from another thread; must be fast."""
@@ -66,17 +66,6 @@ class Probes(msgspec.Struct, frozen=True):
     """A problem here makes the pod unready until it passes."""
     is_leading: Check | None = None
     """Why this replica is not the leader, for `/leading`; None: no such path."""
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Split `host:port`, `[v6]:port` or `:port` (all addresses); raise `UsageError`."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > _MAX_PORT:
-        raise UsageError(
-            f"{text!r} is not an address HOST:PORT", hint="for example 127.0.0.1:9446 or :9446"
-        )
-    return host, int(port)
 
 
 class Server:

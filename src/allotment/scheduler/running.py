@@ -29,7 +29,8 @@ from allotment.kube.quotas import FollowedBudgets, FollowedQuotas
 from allotment.kube.sharepods import SharePods
 from allotment.metrics import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import AllotError
 from allotment.model.structs import replace
@@ -232,7 +233,7 @@ class Scheduler:
             application(
                 handlers,
                 probes=self.probes(),
-                registry=registry,
+                registry=self.metrics.registry,
                 more=self.figures.text,
                 on_answer=self._answered,
                 inspect=inspection.answer,

@@ -22,7 +22,8 @@ from prometheus_client import CollectorRegistry
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.kube.clients import Api
 from allotment.kube.webhooks import Secret, WebhookConfiguration
-from allotment.metrics.serving import More, Probes, metrics_page, no_more, parse_address
+from allotment.metrics.serving import More, Probes, metrics_page, no_more
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission import claims
