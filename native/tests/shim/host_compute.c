@@ -239,6 +239,7 @@ static void captures_are_left_alone(void) {
   OK(cuStreamEndCapture(stream, &graph));
   OK(cuGraphGetNodes(graph, NULL, &nodes));
   EXPECT_EQUAL(nodes, 10);
+  OK(cuGraphDestroy(graph));
   // A capture that fails does not keep later launches from being measured.
   OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
   EXPECT(cuStreamSynchronize(stream) != CUDA_SUCCESS);

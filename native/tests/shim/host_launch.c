@@ -96,6 +96,7 @@ static void no_call_waits_for_another_threads_launch(void) {
   OK(cuEventSynchronize(event));
   OK(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   OK(cuStreamEndCapture(other, &graph));
+  OK(cuGraphDestroy(graph));
   OK(cuStreamWaitEvent(stream, event, 0));
   expect_soon(begun);
   __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
@@ -264,6 +265,7 @@ static void cancelled_at_each_place(void) {
   launch_kernel();
   OK(cuStreamEndCapture(stream, &graph));
   OK(cuGraphInstantiateWithFlags(&graph_of_kernels, graph, 0));
+  OK(cuGraphDestroy(graph));
   launch_kernel();
   const uint32_t *busy = busy_word();
   for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {

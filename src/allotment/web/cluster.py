@@ -23,7 +23,7 @@ from allotment.metrics.use import GpuUse, ShareUse
 from allotment.model.compute import WHOLE
 from allotment.placement.explain import in_words
 from allotment.scheduler.cluster_use import NodeUse, read_cluster_use
-from allotment.scheduler.core.quota import COMPUTE, MEMORY, PART, QuotaBook, units_of
+from allotment.scheduler.core.quota import COMPUTE, MEMORY, PART, QuotaBook, QuotaUse
 from allotment.scheduler.holdings import (
     ClusterHoldings,
     DeviceHoldings,
@@ -44,7 +44,6 @@ from allotment.web.fleet import (
 _PACE_S: Final = 15.0
 _NODES_PER_S: Final = 20
 _MOST_EVENTS: Final = 1000
-_UNITS: Final = units_of()
 _SENDERS: Final = ("allotment-agent", "allotment-scheduler")
 
 _UseKey = tuple[str, str, str, str]
@@ -140,9 +139,7 @@ class ClusterSource:
             if pod.need.namespace in limited and pod.need.containers:
                 book.add(pod.need, booking=pod.booking, dialect=pod.dialect)
         return tuple(
-            _namespace_use(namespace, name, *amounts)
-            for namespace in book.namespaces()
-            for name, amounts in book.usage(namespace).items()
+            _namespace_use(use) for namespace in book.namespaces() for use in book.usage(namespace)
         )
 
     async def _events(self) -> tuple[Happened, ...]:
@@ -160,16 +157,15 @@ class ClusterSource:
         return tuple(found[:_MOST_EVENTS])
 
 
-def _namespace_use(namespace: str, limit: str, used: int, hard: int) -> NamespaceUse:
-    resource = limit.rpartition(" ")[2].partition(".")[2]  # without `requests.` or `limits.`
-    unit = _UNITS.get(resource)
-    if unit is not None and unit.measure == MEMORY:
-        return NamespaceUse(namespace=namespace, limit=limit, used=used, hard=hard, kind="bytes")
-    if unit is not None and unit.measure in {PART, COMPUTE}:
-        return NamespaceUse(
-            namespace=namespace, limit=limit, used=used / WHOLE, hard=hard / WHOLE, kind="part"
-        )
-    return NamespaceUse(namespace=namespace, limit=limit, used=used, hard=hard)
+def _namespace_use(use: QuotaUse) -> NamespaceUse:
+    limit = f"{use.quota} {use.key}"
+    if use.measure == MEMORY:
+        kind, used, hard = "bytes", float(use.used), float(use.hard)
+    elif use.measure in {PART, COMPUTE}:
+        kind, used, hard = "part", use.used / WHOLE, use.hard / WHOLE
+    else:
+        kind, used, hard = "number", float(use.used), float(use.hard)
+    return NamespaceUse(namespace=use.namespace, limit=limit, used=used, hard=hard, kind=kind)
 
 
 def _happened(item: _EventObject) -> Happened:
