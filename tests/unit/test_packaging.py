@@ -317,7 +317,7 @@ def test_sdist_has_every_file_and_runs_tests_without_git(root: Path, tmp_path: P
 def test_constraints_are_pins_without_addresses(root: Path) -> None:
     lines = (root / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
-    assert [line for line in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    assert [line for line in pins if not re.fullmatch(r"[\w.-]+==(\d+!)?[\w.]+", line)] == []
 
 
 def test_every_requirement_is_pinned(root: Path) -> None:

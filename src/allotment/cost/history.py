@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from allotment.cost.prices import MICROS, Prices
-from allotment.cost.prometheus import Prometheus, PrometheusError, Series
+from allotment.cost.prometheus import Prometheus, PrometheusError, TimeSeries
 from allotment.cost.splitting import (
     OUTSIDE,
     Account,
@@ -221,7 +221,7 @@ async def _day(
     """
     start = end - DAY_S + _HOUR_S
 
-    async def ask(query: str) -> list[Series]:
+    async def ask(query: str) -> list[TimeSeries]:
         return await prometheus.over(query, start=start, end=end, step_s=_HOUR_S)
 
     names = [*_GPU_HOURS, *_SHARE_HOURS]
@@ -254,11 +254,11 @@ def _add(facts: _GpuFacts | _ShareFacts, name: str, number: float) -> None:
     setattr(facts, name, before + number)
 
 
-def share_key(series: Series) -> Key:
+def share_key(series: TimeSeries) -> Key:
     return series.label("share"), series.label("device") or series.label("gpu")
 
 
-def _share_facts(series: Series) -> _ShareFacts:
+def _share_facts(series: TimeSeries) -> _ShareFacts:
     return _ShareFacts(
         namespace=series.label("namespace"),
         gpu=series.label("gpu"),

@@ -23,7 +23,7 @@ from allotment.cost.history import (
     share_key,
 )
 from allotment.cost.prices import MICROS, Prices
-from allotment.cost.prometheus import Prometheus, Series
+from allotment.cost.prometheus import Prometheus, TimeSeries
 from allotment.cost.workloads import ShareHistory, workload_name
 from allotment.model.structs import replace
 
@@ -74,7 +74,7 @@ _OF_GPUS: Final = {
 class _Seen(msgspec.Struct):
     """What was found of one share on one device, over all days."""
 
-    series: Series
+    series: TimeSeries
     watched: list[float]
     figures: dict[str, float] = msgspec.field(default_factory=dict)
     before: dict[str, float] = msgspec.field(default_factory=dict)
@@ -105,12 +105,12 @@ class _Found:
         self.models: dict[str, str] = {}
         self._currencies: set[tuple[str, str]] = set()
 
-    def add_shares(self, name: str, series: Iterable[Series], day: int) -> None:
+    def add_shares(self, name: str, series: Iterable[TimeSeries], day: int) -> None:
         for each in series:
             new = _Seen(each, [0.0] * self._days)
             _add(self.shares.setdefault(share_key(each), new), name, each.points[-1][1], day)
 
-    def add_gpus(self, name: str, series: Iterable[Series]) -> None:
+    def add_gpus(self, name: str, series: Iterable[TimeSeries]) -> None:
         for each in series:
             gpu = each.label("gpu")
             self.gpus.setdefault(gpu, {})[name] = each.points[-1][1]
@@ -118,7 +118,7 @@ class _Found:
                 self.models[gpu] = each.label("model")
             self._currencies.add((gpu, each.label("currency")))
 
-    def add_before(self, name: str, series: Iterable[Series]) -> None:
+    def add_before(self, name: str, series: Iterable[TimeSeries]) -> None:
         for each in series:
             if share_key(each) in self.shares:
                 self.shares[share_key(each)].before[name] = each.points[-1][1]
@@ -143,7 +143,7 @@ async def share_histories(prometheus: Prometheus, span: Span, prices: Prices) ->
     """Return all shares of a range. Raises `PrometheusError`, `NotFoundError`."""
     found, ends = _Found(span), span.ends()
 
-    async def ask(queries: Mapping[str, str], at: float) -> Iterable[tuple[str, list[Series]]]:
+    async def ask(queries: Mapping[str, str], at: float) -> Iterable[tuple[str, list[TimeSeries]]]:
         answers = await asyncio.gather(*(prometheus.instant(one, at) for one in queries.values()))
         return zip(queries, answers, strict=True)
 

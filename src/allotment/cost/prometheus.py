@@ -34,7 +34,7 @@ class PrometheusError(AllotError):
     """Prometheus does not answer, or not this query."""
 
 
-class Series(msgspec.Struct, frozen=True):
+class TimeSeries(msgspec.Struct, frozen=True):
     """A series of an answer: numbers by time, in seconds after the epoch."""
 
     labels: Mapping[str, str]
@@ -75,16 +75,18 @@ class Prometheus:
         self.warnings: list[str] = []
         """Of its answers: parts that it could not read."""
 
-    async def instant(self, query: str, at: float) -> list[Series]:
+    async def instant(self, query: str, at: float) -> list[TimeSeries]:
         """Return one point for each series. Raises `PrometheusError`."""
         return await self._ask("query", {"query": query, "time": f"{at:.3f}"})
 
-    async def over(self, query: str, *, start: float, end: float, step_s: float) -> list[Series]:
+    async def over(
+        self, query: str, *, start: float, end: float, step_s: float
+    ) -> list[TimeSeries]:
         """Return points from start to end, both included. Raises `PrometheusError`."""
         times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:.0f}"}
         return await self._ask("query_range", {"query": query, **times})
 
-    async def _ask(self, what: str, form: Mapping[str, str]) -> list[Series]:
+    async def _ask(self, what: str, form: Mapping[str, str]) -> list[TimeSeries]:
         url = f"{self._url}/api/v1/{what}"
         try:
             async with self._at_once, self._session.post(url, data=form) as response:
@@ -100,7 +102,7 @@ class Prometheus:
             raise PrometheusError(f"Prometheus at {shown(self._url)} refuses a query: {text}")
         self.warnings += [each for each in answer.warnings if each not in self.warnings]
         return [
-            Series(found.metric, points)
+            TimeSeries(found.metric, points)
             for found in answer.data.result
             if (points := tuple(_points(found)))
         ]

@@ -31,7 +31,7 @@ SeriesKey = tuple[str, str, str]
 """A series: `gpu` or `share`, its id (with `@` and the device for a share), and the figure."""
 
 
-class Series(msgspec.Struct, frozen=True):
+class HistoryLines(msgspec.Struct, frozen=True):
     """Times (seconds after the epoch) and the values of each wanted key; None: no value."""
 
     times: list[float]
@@ -83,12 +83,12 @@ class History:
                 del values[:excess]
                 self._series[key] = (self._first, values)
 
-    def read(self, keys: list[SeriesKey], *, since: float = 0.0) -> Series:
+    def read(self, keys: list[SeriesKey], *, since: float = 0.0) -> HistoryLines:
         """Return the values after a time, those of unknown keys as None."""
         start = next(
             (place for place, moment in enumerate(self._times) if moment > since), len(self._times)
         )
-        return Series(
+        return HistoryLines(
             self._times[start:],
             [self._values(key, self._first + start) for key in keys],
         )

@@ -13,7 +13,7 @@ import pytest
 from allotment.cost.history import Past, Span, past_accounts
 from allotment.cost.peaks import share_histories
 from allotment.cost.prices import Prices, prices_of
-from allotment.cost.prometheus import Prometheus, PrometheusError, Series
+from allotment.cost.prometheus import Prometheus, PrometheusError, TimeSeries
 from allotment.cost.splitting import GPU_HOUR, OUTSIDE, Split
 from allotment.cost.workloads import ShareHistory
 
@@ -32,20 +32,24 @@ class PrometheusTwin(Prometheus):
     def __init__(self, answers: Answers, gaps: range = range(0)) -> None:
         self._answers, self._gaps = answers, gaps
 
-    async def instant(self, query: str, at: float) -> list[Series]:
+    async def instant(self, query: str, at: float) -> list[TimeSeries]:
         (metric,) = set(re.findall(r"allotment_\w+", query))
         if "watched" in self._answers and query.startswith("count_over_time"):
             metric = "watched"
-        return [Series(labels, ((at, value),)) for labels, value in self._answers.get(metric, [])]
+        return [
+            TimeSeries(labels, ((at, value),)) for labels, value in self._answers.get(metric, [])
+        ]
 
-    async def over(self, query: str, *, start: float, end: float, step_s: float) -> list[Series]:
+    async def over(
+        self, query: str, *, start: float, end: float, step_s: float
+    ) -> list[TimeSeries]:
         times = range(int(start), int(end) + 1, int(step_s))
         shown = [at for at in times if (at - SPAN.begin) // 3600 - 1 not in self._gaps]
         (metric,) = set(re.findall(r"allotment_\w+", query))
         if query.startswith("count_over_time"):
             metric = f"present {metric}"
         return [
-            Series(labels, tuple((float(at), value) for at in shown))
+            TimeSeries(labels, tuple((float(at), value) for at in shown))
             for labels, value in self._answers.get(metric, [])
         ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from allotment.cost.history import Span, past_accounts
 from allotment.cost.prices import Prices
-from allotment.cost.prometheus import PrometheusError, Series, connect, shown
+from allotment.cost.prometheus import PrometheusError, TimeSeries, connect, shown
 from allotment.model.errors import NotFoundError, UsageError
 
 OK = '{"status":"success","data":{"resultType":"vector","result":[%s]}%s}'
@@ -44,8 +44,8 @@ def serving(body: str, status: int = 200) -> Iterator[str]:
             thread.join()
 
 
-def asked(url: str) -> tuple[list[Series], list[str]]:
-    async def ask() -> tuple[list[Series], list[str]]:
+def asked(url: str) -> tuple[list[TimeSeries], list[str]]:
+    async def ask() -> tuple[list[TimeSeries], list[str]]:
         async with connect(url) as prometheus:
             return await prometheus.instant("up", 0), prometheus.warnings
 

@@ -125,7 +125,7 @@ def test_what_pods_hold_counts_by_node_and_by_model() -> None:
         assert value(found, f"node_{name}", node="a") == one, name
         assert value(found, f"node_{name}", node="b") == both, name
     assert value(found, "namespace_memory_bytes", namespace="ml") == 100 * GIB
-    assert value(found, "namespace_compute", namespace="ml") == 0.3
+    assert value(found, "namespace_compute", namespace="ml") == 1.3
     assert value(found, "namespace_devices", namespace="ml") == 2
 
 

@@ -30,7 +30,7 @@ def test_what_is_generated_is_as_it_was_written_of_the_files_that_are_there() ->
     ],
 )
 def test_a_change_is_seen(name: str, seen: list[str], root: Path, tmp_path: Path) -> None:
-    for path in (root / "tests" / "cluster").glob("podresources*.p[ry]*"):
+    for path in (root / "src/allotment/agent/kubelet/proto").glob("podresources*.p[ry]*"):
         shutil.copy(path, tmp_path)
     assert generate_protos.changed(tmp_path, "*.proto") == []
     with (tmp_path / name).open("a", encoding="utf-8") as file:
