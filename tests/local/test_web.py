@@ -18,6 +18,7 @@ from fleet_twin import FleetTwin, fleet
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from served_twin import in_a_thread
 
+from allotment.model.structs import replace
 from allotment.web.application import Pages
 from allotment.web.fleet import Fleet
 from allotment.web.guarding import LinkGuard
@@ -49,6 +50,10 @@ class Tab:
 
     def goes_to(self, address: str) -> None:
         self.page.goto(address)
+        self.is_live()
+
+    def is_live(self) -> None:
+        """Waits until the script of the page runs: before that there are no keys."""
         expect(self.page.locator("#connection")).to_have_text("live")
 
 
@@ -204,15 +209,38 @@ def test_everything_is_reached_by_keys(tab: Callable[..., Tab], serve: Serve) ->
     page.keyboard.press("Enter")
     expect(page.locator(".heat tbody tr")).to_have_count(1)
     assert "q=node-0003" in page.url
+    first.is_live()
     page.keyboard.press("g")
     page.keyboard.press("f")
     expect(page.locator(".heat tbody tr")).to_have_count(6)
+    first.is_live()
     page.locator("a.gpu").first.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "Enter"):
         page.keyboard.press(key)
     expect(page.locator("h1")).to_contain_text("GPU 2 of node-0000")
+    first.is_live()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_what_is_typed_stays_while_readings_arrive(tab: Callable[..., Tab], serve: Serve) -> None:
+    problems = [(), ("node-0001: no answer",), ()]
+
+    def make(tick: int) -> Fleet:
+        return replace(fleet(6, 4, tick=tick), problems=problems[tick % 3])
+
+    address, _ = serve(make, pace_s=1)
+    first = tab()
+    page = first.page
+    first.goes_to(address)
+    page.keyboard.press("/")
+    page.keyboard.type("node-0003")
+    for updates in (r"[1-9]\d*", r"[4-9]|\d\d+"):
+        expect(page.locator("#live")).to_have_attribute(
+            "data-updates", re.compile(f"^({updates})$")
+        )
+        expect(page.locator('input[type="search"]')).to_have_value("node-0003")
+        expect(page.locator('input[type="search"]')).to_be_focused()
 
 
 def test_1200_nodes_on_a_slow_network(tab: Callable[..., Tab], serve: Serve) -> None:

@@ -63,7 +63,7 @@ def webhook(bundle: bytes) -> dict[str, Any]:
 
 
 def lease(age_s: float) -> dict[str, Any]:
-    when = (NOW - timedelta(seconds=age_s)).isoformat().replace("+00:00", "Z")
+    when = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat().replace("+00:00", "Z")
     return {"metadata": {}, "spec": {"holderIdentity": "scheduler-a_1", "renewTime": when}}
 
 

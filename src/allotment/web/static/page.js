@@ -11,6 +11,10 @@ let isLate = false;
 
 // ---- live: after each reading the same address is asked for its changing part
 
+function isShown(node) {
+  return node.nodeType !== Node.TEXT_NODE || node.data.trim() !== "";
+}
+
 function morph(old, fresh) {
   if (old.nodeName !== fresh.nodeName || (old.id || "") !== (fresh.id || "")) {
     old.replaceWith(fresh);
@@ -27,8 +31,9 @@ function morph(old, fresh) {
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && name !== "tabindex" && name !== "open") old.removeAttribute(name);
   }
-  const mine = [...old.childNodes];
-  const theirs = [...fresh.childNodes];
+  // Space between elements differs, and would shift all: an input in use would be replaced.
+  const mine = [...old.childNodes].filter(isShown);
+  const theirs = [...fresh.childNodes].filter(isShown);
   theirs.forEach((child, place) => {
     if (place < mine.length) morph(mine[place], child);
     else old.appendChild(child);
