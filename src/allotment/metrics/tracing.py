@@ -184,12 +184,21 @@ class PodTraces:
             None if pod is None else self._context(pod.uid),
             attributes={**({} if pod is None else _named(pod)), **(attributes or {})},
             record_exception=False,
+            set_status_on_exception=False,
         ) as span:
+            said = ""
 
             def ended(problem: str) -> None:
-                _set_problem(span, problem)
+                nonlocal said
+                said = problem
 
-            yield ended
+            try:
+                yield ended
+            except BaseException as error:
+                said = said or type(error).__name__
+                raise
+            finally:
+                _set_problem(span, said)
 
     async def close(self) -> None:
         """Export what is left, for a moment at most."""

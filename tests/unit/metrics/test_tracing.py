@@ -69,7 +69,9 @@ def test_all_processes_sample_the_same_pods(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     first, second = RecordedTraces(), RecordedTraces()
-    pods = [Pod(uid=f"0000000{number:x}-0000-4000-8000-00000000000{number:x}") for number in range(16)]
+    pods = [
+        Pod(uid=f"0000000{number:x}-0000-4000-8000-00000000000{number:x}") for number in range(16)
+    ]
     for pod in pods:
         first.traces.record("filter", pod, began_ns=1, ended_ns=2)
         second.traces.record_whole(pod, began_ns=1, ended_ns=2)
@@ -84,12 +86,13 @@ def test_all_processes_sample_the_same_pods(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.param(None, {}, None, id="off"),
         pytest.param(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, None, id="empty is unset"),
         pytest.param(f"{URL}/", {}, f"{URL}/v1/traces", id="option"),
-        pytest.param(
-            None, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}, f"{URL}/v1/traces", id="variable"
-        ),
+        pytest.param(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}, f"{URL}/v1/traces", id="variable"),
         pytest.param(
             None,
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"},
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": URL,
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x",
+            },
             "http://t/x",
             id="variable of traces is the whole URL",
         ),
@@ -115,9 +118,7 @@ def test_the_endpoint_follows_the_option_and_the_standard_variables(
         ),
     ],
 )
-def test_a_wrong_setting_is_refused_at_the_start(
-    environment: dict[str, str], problem: str
-) -> None:
+def test_a_wrong_setting_is_refused_at_the_start(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         open_traces(None, environment, service="allotment-test")
 

@@ -262,7 +262,7 @@ class StartTraces:
             )
         except LedgerError:
             return None
-        booted_ns = self._clock_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         starts = [each.start_time for each in found.processes if each.start_time]
         return _Steps(
             program_ns=booted_ns + min(starts) * _NS // os.sysconf("SC_CLK_TCK") if starts else 0,

@@ -61,7 +61,7 @@ from allotment.scheduler.core.quota import QuotaBook
 PATH: Final = "/webhook/pods"
 """The API server posts reviews to this path."""
 
-REVIEWED: Final = f"{PREFIX}reviewed"
+REVIEWED: Final = "webhook.allotment.dev/reviewed"
 """When this webhook reviewed the pod, for its trace: an annotation in the same answer, and only
 with traces. Begin and end in microseconds after the epoch."""
 
