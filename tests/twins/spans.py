@@ -42,10 +42,10 @@ class RecordedTraces:
 
 
 class Collector:
-    """An OTLP/HTTP collector on loopback."""
+    """An OTLP/HTTP collector."""
 
-    def __init__(self, port: int) -> None:
-        self.endpoint = f"http://127.0.0.1:{port}"
+    def __init__(self, address: str, port: int) -> None:
+        self.endpoint = f"http://{address}:{port}"
         self.requests: list[tuple[str, ExportTraceServiceRequest]] = []
         """The path and the content of each request."""
 
@@ -67,7 +67,7 @@ def attributes(span: ReadableSpan) -> Mapping[str, Any]:
 
 
 @contextmanager
-def collector(status: int = 200) -> Iterator[Collector]:
+def collector(*, address: str = "127.0.0.1", status: int = 200) -> Iterator[Collector]:
     """Receive spans until the block ends, and answer each request with a status."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,8 +80,8 @@ def collector(status: int = 200) -> Iterator[Collector]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Collector(server.server_address[1])
+    server = ThreadingHTTPServer((address, 0), Handler)
+    received = Collector(address, server.server_port)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
