@@ -143,7 +143,7 @@ def test_a_collector_that_refuses_is_logged_once_and_holds_up_nothing() -> None:
         assert traces is not None
         for _ in range(3):
             traces.record("filter", Pod(), began_ns=1, ended_ns=2)
-            traces._provider.force_flush()
+            traces._provider.force_flush()  # noqa: SLF001 - in place of waiting
         asyncio.run(traces.close())
     assert len(received.requests) == 3
     warnings = [line for line in lines if line["log_level"] == "warning"]

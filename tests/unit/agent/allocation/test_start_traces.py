@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's spans of a pod: what the kubelet asked for, and its programs' steps by their ledger."""
+"""The node's spans of a pod: the kubelet's calls, and its programs' steps by their ledger."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kubelet_twin import ContainerTwin, PodTwin
 from spans import RecordedTraces, attributes
 from tenancy_scene import INIT, Scene, part, whole
 
@@ -21,8 +22,12 @@ from allotment.agent.allocation.start_traces import StartTraces
 from allotment.agent.resources import GPU_SHARE
 from allotment.ledger import DevicePolicy, LedgerPolicy, layout
 from allotment.model.errors import DoesNotFitError
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.requests import Request
+from allotment.model.shares import ShareId
 from allotment.model.structs import replace
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 
 SECOND = 1_000_000_000
 CREATED = "2026-11-29T08:00:00Z"
@@ -45,19 +50,20 @@ class Traced:
             clock_ns=lambda: self.now,
         )
 
-    def admit(self, uid: str, *containers):  # noqa: ANN002, ANN201 - as the scene's
+    def admit(self, uid: str, *containers: ContainerTwin) -> PodTwin:
         pod = self.scene.admit(uid, *containers)
         self.scene.pods.hear(pod.uid, replace(pod.seen(), created=CREATED))
         return pod
 
-    async def start(self, pod, name: str = "main", *, took_ns: int = SECOND) -> Path:  # noqa: ANN001
+    async def start(self, pod: PodTwin, name: str = "main") -> Path:
         entry = self.scene.kubelet.entry(pod, self.scene.container(pod, name))
         self.starts.allocated(entry.resource, entry.ids, f"{self.now - 9}-{self.now - 5}")
         with self.starts.pre_start(entry.resource, entry.ids):
             try:
                 await self.scene.tenants.pre_start(entry.resource, entry.ids)
             finally:
-                self.now += took_ns
+                self.now += SECOND
+        assert entry.share is not None
         directory = self.folder.share(entry.share)
         directory.mkdir(parents=True)
         if entry.resource == GPU_SHARE:
@@ -99,10 +105,11 @@ def counted(directory: Path, at: int, value: int) -> None:
 
 
 Story = Callable[[Traced], Coroutine[object, object, None]]
+Tell = Callable[[Story], RecordedTraces]
 
 
 @pytest.fixture
-def tell(tmp_path: Path, native_dir: Path) -> Callable[[Story], RecordedTraces]:
+def tell(tmp_path: Path, native_dir: Path) -> Tell:
     assert native_dir.is_dir()
 
     def told(story: Story) -> RecordedTraces:
@@ -121,7 +128,7 @@ def tell(tmp_path: Path, native_dir: Path) -> Callable[[Story], RecordedTraces]:
     return told
 
 
-def test_a_start_has_each_step_until_the_first_launch(tell) -> None:  # noqa: ANN001
+def test_a_start_has_each_step_until_the_first_launch(tell: Tell) -> None:
     times: list[int] = []
 
     async def story(node: Traced) -> None:
@@ -157,7 +164,7 @@ def test_a_start_has_each_step_until_the_first_launch(tell) -> None:  # noqa: AN
     assert (recorded.times("pod start")[0] or 1) % SECOND == 0
 
 
-def test_where_launches_are_not_counted_the_first_allocation_is_the_last_step(tell) -> None:  # noqa: ANN001
+def test_where_launches_are_not_counted_the_first_allocation_is_the_last_step(tell: Tell) -> None:
     async def story(node: Traced) -> None:
         directory = await node.start(node.admit("a", part()))
         counted(directory, layout.USAGE_DEVICE_PEAK_AT, 4096)
@@ -168,12 +175,13 @@ def test_where_launches_are_not_counted_the_first_allocation_is_the_last_step(te
     assert "first launch" not in recorded.names
 
 
-def test_a_mode_without_a_ledger_ends_with_its_container_running(tell) -> None:  # noqa: ANN001
+def test_a_mode_without_a_ledger_ends_with_its_container_running(tell: Tell) -> None:
     async def story(node: Traced) -> None:
         pod = node.admit("a", whole())
         await node.start(pod)
         assert await node.look() is not None
         seen = node.scene.pods.get(pod.uid)
+        assert seen is not None
         running = tuple(replace(each, is_started=True) for each in seen.containers)
         node.scene.pods.hear(pod.uid, replace(seen, containers=running))
         assert await node.look() is None
@@ -182,7 +190,7 @@ def test_a_mode_without_a_ledger_ends_with_its_container_running(tell) -> None: 
     assert attributes(recorded.span("pod start"))["allotment.last_step"] == "share made"
 
 
-def test_a_refusal_is_recorded_once_and_so_is_the_success_after_it(tell) -> None:  # noqa: ANN001
+def test_a_refusal_is_recorded_once_and_so_is_the_success_after_it(tell: Tell) -> None:
     async def story(node: Traced) -> None:
         big = node.admit("big", part(memory=90))
         for _ in range(3):
@@ -195,7 +203,7 @@ def test_a_refusal_is_recorded_once_and_so_is_the_success_after_it(tell) -> None
     assert recorded.span("PreStartContainer").status.description
 
 
-def test_a_restart_is_no_start(tell) -> None:  # noqa: ANN001
+def test_a_restart_is_no_start(tell: Tell) -> None:
     async def story(node: Traced) -> None:
         pod = node.admit("a", part())
         directory = await node.start(pod)
@@ -209,7 +217,7 @@ def test_a_restart_is_no_start(tell) -> None:  # noqa: ANN001
     assert tell(story).names.count("PreStartContainer") == 1
 
 
-def test_an_init_container_does_not_end_the_start(tell) -> None:  # noqa: ANN001
+def test_an_init_container_does_not_end_the_start(tell: Tell) -> None:
     async def story(node: Traced) -> None:
         pod = node.admit("a", part("first", INIT), part())
         directory = await node.start(pod, "first")
@@ -217,3 +225,29 @@ def test_an_init_container_does_not_end_the_start(tell) -> None:  # noqa: ANN001
         await node.look()
 
     assert "pod start" not in tell(story).names
+
+
+def test_a_claim_is_prepared_in_the_traces_of_its_pods(tell: Tell) -> None:
+    async def story(node: Traced) -> None:
+        for uid, claim in (("a", "quarter"), ("b", "quarter"), ("c", "half")):
+            pod = node.admit(uid, part())
+            seen = replace(pod.seen(), claims={claim: False}, created=CREATED)
+            node.scene.pods.hear(pod.uid, seen)
+        owner = Owner(
+            uid=PodUid("claim"),
+            namespace=seen.namespace,
+            pod="quarter",
+            container="gpu",
+            kind=ContainerKind.REGULAR,
+            resource="gpu.allotment.dev",
+            is_claim=True,
+        )
+        order = ShareOrder(id=ShareId("5" * 16), request=Request(), owner=owner)
+        with node.starts.prepare_claim([order]):
+            await node.scene.tenants.prepare_claim(owner.uid, [order])
+        await node.look()
+
+    recorded = tell(story)
+    assert {attributes(span)["k8s.pod.uid"] for span in recorded.spans} == {"a", "b"}
+    assert set(recorded.names) == {"NodePrepareResources"}
+    assert {attributes(span)["allotment.mode"] for span in recorded.spans} == {"soft"}

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 from pod_reviews import admitted, container, pod
 from scheduler_twin import Bindery, Told, book_of, cluster_pod_of, node, pod_json
 from spans import RecordedTraces, attributes
 
 from allotment.kube.errors import UnreachableError
+from allotment.model.clusters import ClusterPod
 from allotment.scheduler.admission.webhook import (
     REVIEWED,
     PodWebhook,
@@ -33,7 +35,7 @@ class Scene:
         traces = self.recorded.traces
         self.bindery = Bindery()
         self.book = book_of([node("a", 1), node("b", 1)])
-        self.pods = {}
+        self.pods: dict[str, ClusterPod] = {}
         self.extender = Extender(
             self.book,
             Binder(
@@ -46,14 +48,21 @@ class Scene:
             traces=SchedulingTraces(traces),
         )
 
-    def filter(self, name: str = "train", *names: str, is_heard: bool = True, **fields) -> list:
+    def filter(
+        self,
+        name: str = "train",
+        *names: str,
+        is_heard: bool = True,
+        **fields: Any,  # noqa: ANN401 - of `pod_json`
+    ) -> list[str]:
         written = pod_json(name, **fields)
         if is_heard:
             heard = cluster_pod_of(written)
             self.pods[heard.uid] = heard
             self.bindery.add(heard)
         body = {"Pod": written, "Nodes": None, "NodeNames": list(names or ("a", "b"))}
-        return json.loads(self.extender.filter(json.dumps(body).encode()))["NodeNames"] or []
+        answer = json.loads(self.extender.filter(json.dumps(body).encode()))
+        return list(answer["NodeNames"] or ())
 
     def bind(self, name: str, where: str) -> str:
         body = {"PodName": name, "PodNamespace": "ml", "PodUID": f"uid-{name}", "Node": where}
