@@ -23,6 +23,7 @@ from allotment.agent.resources import GPU_SHARE
 from allotment.ledger import DevicePolicy, LedgerPolicy, layout
 from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import ShareId
 from allotment.model.structs import replace
@@ -242,7 +243,7 @@ def test_a_claim_is_prepared_in_the_traces_of_its_pods(tell: Tell) -> None:
             resource="gpu.allotment.dev",
             is_claim=True,
         )
-        order = ShareOrder(id=ShareId("5" * 16), request=Request(), owner=owner)
+        order = ShareOrder(id=ShareId("5" * 16), request=Request(memory=parse_memory("4Gi")), owner=owner)
         with node.starts.prepare_claim([order]):
             await node.scene.tenants.prepare_claim(owner.uid, [order])
         await node.look()
