@@ -243,7 +243,9 @@ def test_a_claim_is_prepared_in_the_traces_of_its_pods(tell: Tell) -> None:
             resource="gpu.allotment.dev",
             is_claim=True,
         )
-        order = ShareOrder(id=ShareId("5" * 16), request=Request(memory=parse_memory("4Gi")), owner=owner)
+        order = ShareOrder(
+            id=ShareId("5" * 16), request=Request(memory=parse_memory("4Gi")), owner=owner
+        )
         with node.starts.prepare_claim([order]):
             await node.scene.tenants.prepare_claim(owner.uid, [order])
         await node.look()
