@@ -145,7 +145,8 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@echo "setting up $(VENV) ... what allot needs"
 	@$(pip) install --constraint constraints.txt --group build --group cluster
 	@ALLOTMENT_NATIVE=later \
-	  $(pip) install --constraint constraints.txt --no-build-isolation --editable ".[kubernetes]"
+	  $(pip) install --constraint constraints.txt --no-build-isolation \
+	    --editable ".[kubernetes,tracing]"
 	@# An editable install compiles nothing; `allot` should start fast from the first time on.
 	@$(python) -m compileall -q src
 	@touch $@

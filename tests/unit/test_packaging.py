@@ -254,7 +254,9 @@ def test_wheel_has_no_dependency_beyond_the_agreed_ones(metadata: email.message.
     assert extra == node | scheduler | page
     assert {name for line, name in names.items() if "extra == 'web'" in line} == page
     assert {name for line, name in names.items() if "extra == 'simulate'" in line} == {"numpy"}
-    assert always | extra == set(names.values())
+    tracing = {name for line, name in names.items() if "extra == 'tracing'" in line}
+    assert tracing == {"opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"}
+    assert always | extra | tracing == set(names.values())
 
 
 def test_version_is_that_of_the_package(metadata: email.message.Message) -> None:

@@ -166,6 +166,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, object] = msgspec.field(default_factory=dict)
     """NVIDIA's flags as given, by name."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    otlp_endpoint: str | None = None
+    """The collector of traces; None: as OpenTelemetry's variables say."""
     log_format: str = "text"
     verbose: bool = False
 

@@ -23,6 +23,7 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
+from allotment.agent.allocation.start_traces import TracedTenants, open_starts
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.config.overlay import overlay
 from allotment.agent.config.schema import Config, HealthConfig
@@ -288,7 +289,14 @@ class _Agent:
         )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)
-        self._tenants = Tenants(
+        starts = self._starts = open_starts(
+            settings,
+            folder=folder,
+            pods=self._pods,
+            checkpoint=checkpoint,
+            shares=lambda: self._tenants.shares,
+        )
+        self._tenants = (Tenants if starts is None else partial(TracedTenants, starts))(
             checkpoint=checkpoint,
             pods=self._pods,
             offer=lambda: state.offer,
@@ -312,6 +320,7 @@ class _Agent:
                 links=lambda: state.links.scores,
                 policy=self._policy,
                 modes=self._tenants.modes,
+                allocated=starts.allocated if starts is not None else None,
             ),
             checkpoint=checkpoint,
         )
@@ -407,14 +416,17 @@ class _Agent:
                     self._serve,
                 ):
                     group.create_task(loop())
-                if self._config_map is not None:
-                    group.create_task(self._config_map.run())
+                for part in (self._config_map, self._starts):
+                    if part is not None:
+                        group.create_task(part.run())
         finally:
             if server is not None:
                 server.close()
             await self._tenants.close()
             await asyncio.to_thread(self._mps.close)
             self._facts.close()
+            if self._starts is not None:
+                await self._starts.close()
             os.close(self._lock)  # nothing changes the node after this: the next agent begins
             self._reports.send_all()
             with contextlib.suppress(TimeoutError):

@@ -166,6 +166,13 @@ log_options = options(
     ),
     click.option("--verbose", "-v", is_flag=True, help="Log every step."),
 )
+otlp_option = click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="Collector for traces of pods' starts, by OTLP over HTTP: http://collector:4318."
+    " OpenTelemetry's variables are honoured.  [env: OTEL_EXPORTER_OTLP_ENDPOINT; default: no"
+    " traces]",
+)
 kubelet_socket_option = click.option(
     "--kubelet-socket",
     metavar="PATH",

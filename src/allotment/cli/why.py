@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,19 +18,23 @@ from allotment.model.formats import shortened
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from allotment.scheduler.explain_evidence import Explanation
+    from allotment.kube.clients import Api
+    from allotment.scheduler.explain_evidence import Evidence, Explanation
+    from allotment.scheduler.explain_start import PodStart
 
 _MOST_GROUPS: Final = 2
 _MOST_CHARACTERS: Final = 300
 
 
-@click.command(short_help="Say why a pod waits, and what would help.")
+@click.command(short_help="Say why a pod waits, what would help, or where its start went.")
 @click.argument("pod", metavar="[NAMESPACE/]NAME")
 @of_cluster
 def command(
     *, pod: str, namespace: str | None, kubeconfig: Path | None, context: str | None
 ) -> None:
     """Say in a few lines why a pod waits, and what would help.
+
+    Of a pod that has a node it shows where the time of its start went, by the API server's times.
 
     It is `allot explain pod` in its shortest form, with the scheduler's default settings.
 
@@ -42,14 +47,20 @@ def command(
     with installed("allot why", extra="kubernetes"):
         from allotment.scheduler.explain import explained
         from allotment.scheduler.explain_evidence import read_evidence
-    evidence = read_of_cluster(
+        from allotment.scheduler.explain_start import read_start
+
+    async def read(api: Api) -> tuple[Evidence, PodStart]:
+        evidence = await read_evidence(api, space or api.namespace, name)
+        return evidence, await read_start(api, evidence.item)
+
+    evidence, start = read_of_cluster(
         kubeconfig,
         context,
-        lambda api: read_evidence(api, space or api.namespace, name),
+        read,
         rights="get and list pods and to list nodes in the whole cluster",
         check="list pods -A",
     )
-    print_lines(reasons(explained(evidence)))
+    print_lines(chain(reasons(explained(evidence)), start_lines(start)))
 
 
 def reasons(found: Explanation) -> Iterator[str]:
@@ -96,3 +107,13 @@ def _room(found: Explanation) -> Iterator[str]:
             "  help: ask for what a node has, or end pods that hold GPUs"
             " (`kubectl allot inspect -d` lists them)"
         )
+
+
+def start_lines(start: PodStart) -> Iterator[str]:
+    """Yield where the start of a pod went."""
+    if start.steps:
+        yield f"  its start took {start.seconds:.0f} s, in whole seconds:"
+        for step in start.steps:
+            yield f"    {step.seconds:4.0f} s  until {step.text}"
+        for note in start.notes:
+            yield f"    {note}"

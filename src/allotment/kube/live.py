@@ -23,7 +23,7 @@ from allotment.kube.errors import DeniedError, GoneError, ObjectMissingError
 from allotment.kube.inventories import inventory_of
 from allotment.kube.objects import (
     ENDED,
-    Metadata,
+    DatedPod,
     NodeObject,
     PodObject,
 )
@@ -39,18 +39,6 @@ _PAGE: Final = 500
 _TRIES: Final = 3
 
 _Item = TypeVar("_Item")
-
-
-class _Dated(Metadata):
-    """Metadata with the time of creation."""
-
-    creation_timestamp: str = ""
-
-
-class _DatedPod(PodObject):
-    """A pod with its time of creation."""
-
-    metadata: _Dated
 
 
 class LivePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +122,7 @@ async def read_cluster(
             addresses[inventory.name] = _address(node)
     pods = []
     requests = _Requests(settings)
-    for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+    for item in await listed(api, "/api/v1/pods", DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue

@@ -16,6 +16,7 @@ from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.errors import QuantityError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
 from allotment.model.quantities import parse_rounded_up, parse_whole
+from allotment.model.structs import replace
 
 ENDED = frozenset({"Succeeded", "Failed"})
 """Phases of pods that will never run again."""
@@ -188,6 +189,16 @@ class PodObject(Narrow):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
+class _DatedMetadata(Metadata):
+    creation_timestamp: str = ""
+
+
+class DatedPod(PodObject):
+    """A pod with its time of creation."""
+
+    metadata: _DatedMetadata
+
+
 class _PodClaim(Narrow):
     """An entry of `spec.resourceClaims` or of `status.resourceClaimStatuses`."""
 
@@ -245,6 +256,10 @@ def to_pod(item: PodObject) -> Pod:
         has_host_pids=bool(item.spec.host_pid),
         claims=claims_of(item),
     )
+
+
+def to_dated_pod(item: DatedPod) -> Pod:
+    return replace(to_pod(item), created=item.metadata.creation_timestamp)
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:

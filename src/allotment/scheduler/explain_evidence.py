@@ -13,7 +13,7 @@ from allotment.dialects.foreign.settings import DialectSettings, foreign_dialect
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.live import LiveCluster, read_cluster
-from allotment.kube.objects import ObjectList, PodObject, PodStatus
+from allotment.kube.objects import DatedPod, ObjectList, PodObject, PodStatus
 from allotment.kube.quotas import QuotaObject, quota_of
 from allotment.kube.sharepods import MANIFEST
 from allotment.model.clusters import NamespaceQuota, NodeDevice, PlacedDevice
@@ -40,7 +40,7 @@ class _Status(PodStatus):
     conditions: list[PodCondition] | None = None
 
 
-class AskedPod(PodObject):
+class AskedPod(DatedPod):
     """The pod to explain."""
 
     status: _Status = msgspec.field(default_factory=_Status)

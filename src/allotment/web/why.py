@@ -21,6 +21,7 @@ from allotment.model.clusters import ClusterPod, NamespaceQuota, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.quantities import parse_bytes
+from allotment.model.structs import replace
 from allotment.scheduler.admission.pod_patch import read_pod
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.explain import explained, fill
@@ -32,6 +33,7 @@ from allotment.scheduler.explain_evidence import (
     Standing,
     read_evidence,
 )
+from allotment.scheduler.explain_start import PodStart, read_start
 from allotment.scheduler.extender import wire
 from allotment.scheduler.extender.preemption import Preemption
 
@@ -56,6 +58,8 @@ class PodAnswer(msgspec.Struct, frozen=True, kw_only=True):
     leaves_on: str = ""
     """The node with the least loss; empty: no pod has to leave, or it does not help."""
     leavers: tuple[Leaver, ...] = ()
+    start: PodStart = msgspec.field(default=PodStart())
+    """Where its start went, if it has a node."""
 
 
 class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +103,8 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
 async def why(api: Api, live: LiveCluster, namespace: str, name: str) -> PodAnswer:
     """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
     evidence = await read_evidence(api, namespace, name, cluster=live)
-    return await asyncio.to_thread(_answer, evidence)
+    answer = await asyncio.to_thread(_answer, evidence)
+    return replace(answer, start=await read_start(api, evidence.item))
 
 
 async def what_if(api: Api, live: LiveCluster, asked: AskedFor) -> PodAnswer:

@@ -56,6 +56,13 @@ ALLOWED = {
 }
 
 
+SHARE_READY: Json = {
+    "metadata": {},
+    "reason": "ShareReady",
+    "firstTimestamp": "2026-01-01T00:00:04Z",
+}
+
+
 class ServerTwin:
     """An API server with these objects; `denied`: lists that it refuses."""
 
@@ -77,6 +84,7 @@ class ServerTwin:
             "/api/v1/resourcequotas": [QUOTA],
             "/api/v1/namespaces/ml/resourcequotas": [QUOTA],
             "/api/v1/namespaces/default/resourcequotas": [],
+            "/api/v1/namespaces/ml/events": [SHARE_READY],
             "/api/v1/events": [EVENT] if is_events else [],
             "/api/v1/namespaces/allotment-system/pods": [],
         }
@@ -174,6 +182,16 @@ def test_the_pages_of_a_cluster_have_its_objects() -> None:
             answer = await client.get(path)
             assert answer.status == 200, await answer.text()
             assert text in await answer.text(), path
+
+    with_pages(test)
+
+
+def test_a_started_pod_shows_where_its_start_went() -> None:
+    async def test(client: Client, _: ServerTwin) -> None:
+        text = await (await client.get("/pods/ml/one")).text()
+        assert "4 s from its creation" in text
+        assert "<td>its share was made</td>" in text
+        assert "Where its start went" not in await (await client.get("/pods/ml/it")).text()
 
     with_pages(test)
 

@@ -10,7 +10,7 @@ plugins can add, because equal scores are drawn by chance, which undoes packing
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, Protocol
 
 from allotment.kube.cluster_feed import to_cluster_pod
@@ -60,6 +60,29 @@ class ExtenderObserver(Protocol):
     def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None: ...
 
 
+class ExtenderTraces(Protocol):
+    """Receives when requests about GPU pods began, for their traces."""
+
+    def filtered(
+        self,
+        pod: ClusterPod,
+        annotations: Mapping[str, str],
+        *,
+        began_ns: int,
+        nodes: int,
+        fitting: int,
+        refusal: str,
+    ) -> None:
+        """Nodes were chosen. `began_ns`: after the epoch. `refusal`: why no node fits."""
+
+    def binding(self, pod: PodNeed, node: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Measure a bind; the callable gets why the pod is not bound."""
+        ...
+
+
+def _ignore(_problem: str) -> None: ...
+
+
 def _no_claims(_namespace: str, _names: Collection[str]) -> tuple[WantedContainer, ...]:
     return ()
 
@@ -82,6 +105,7 @@ class Extender:
         tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         claims: Callable[[str, Collection[str]], tuple[WantedContainer, ...]] = _no_claims,
         waits: WaitReasons | None = None,
+        traces: ExtenderTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tried` gets each pod that filter was asked about, and the nodes, after the choice.
@@ -98,10 +122,12 @@ class Extender:
         self._tried = tried
         self._claims = claims
         self._waits = waits or WaitReasons()
+        self._traces = traces
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
         self._check()
+        began_ns = time.time_ns() if self._traces is not None else 0
         sent, asked = wire.read_filter(body)
         # Other fields of the body are not trusted: any client that reaches the port can write them.
         reported = self._pods(sent.metadata.uid)
@@ -127,6 +153,7 @@ class Extender:
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
             self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)
+        refusal = ""
         if choice.best:
             self._waits.because(need.uid, PLACED)
         elif asked:
@@ -134,8 +161,18 @@ class Extender:
             self._waits.because(need.uid, reason_of(groups))
             result.failed_nodes, result.failed_and_unresolvable_nodes = _by_node(groups)
             if observer is not None:
+                refusal = _summary(groups)
                 observer.rejected(_by_reason(groups))
-                observer.refused(pod, _summary(groups), is_mistaken=False)
+                observer.refused(pod, refusal, is_mistaken=False)
+        if self._traces is not None and reported is not None:
+            self._traces.filtered(
+                pod,
+                sent.metadata.annotations or {},
+                began_ns=began_ns,
+                nodes=len(asked),
+                fitting=len(choice.best),
+                refusal=refusal,
+            )
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
@@ -195,7 +232,7 @@ class Extender:
         if chosen_for is not None and chosen_for != need:
             outcome = BindOutcome(CHANGED)
         else:
-            outcome = await self._binder.bind(need, arguments.node, version=pod.version)
+            outcome = await self._bind(need, arguments.node, version=pod.version)
         if outcome.problem:
             self._observer.unbound(need, arguments.node, outcome.problem)
             if outcome.reason:
@@ -204,6 +241,13 @@ class Extender:
         else:
             self._observer.bound(need, self._book.booking(pod.uid))
         return _unbound(outcome.problem)
+
+    async def _bind(self, need: PodNeed, node: str, *, version: str) -> BindOutcome:
+        traces = self._traces
+        with nullcontext(_ignore) if traces is None else traces.binding(need, node) as ended:
+            outcome = await self._binder.bind(need, node, version=version)
+            ended(outcome.problem)
+        return outcome
 
     def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
         """Return where a pod's CPU and memory cost GPU pods least: nodes without GPUs, if any.
