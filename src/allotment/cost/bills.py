@@ -58,11 +58,16 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """Say what it is of, and the unit of its amounts."""
-        unit = (self.currency or "the prices' currency") if self.has_money else "GPU hours"
         count = format_count(sum(self.models.values()), "GPU")
+        return f"{count}{' of this machine: ' if self.is_present else ', '}{self.range}"
+
+    @property
+    def range(self) -> str:
+        """Say from when to when, and the unit of the amounts."""
+        unit = (self.currency or "the prices' currency") if self.has_money else "GPU hours"
         if self.is_present:
-            return f"{count} of this machine: an hour as it is now, in {unit}"
-        return f"{count}, {utc(self.begin)} to {utc(self.end)}, in {unit}"
+            return f"an hour as it is now, in {unit}"
+        return f"{utc(self.begin)} to {utc(self.end)}, in {unit}"
 
     def amount(self, account: Account) -> Split:
         """Return money, or GPU hours where nothing has a price."""

@@ -54,7 +54,7 @@ async function refresh() {
       morph(live, fresh);
       live.dataset.updates = String(Number(live.dataset.updates || 0) + 1);
       roam();
-      await Promise.all(charts.map((chart) => chart.extend()));
+      await Promise.all(charts.map((chart) => chart.isStill || chart.extend()));
       say("live");
     } else if (answer.status === 401) say("not live: open the page again with its key");
     else say(`not live: status ${answer.status}`);
@@ -75,7 +75,7 @@ function pause() {
   if (!isPaused) refresh();
 }
 
-// ---- charts: the last hour, by uPlot
+// ---- charts by uPlot: the last hour, which grows; or a longer range, as it was when it was asked for
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -102,6 +102,7 @@ class Chart {
   constructor(place) {
     this.place = place;
     this.format = place.dataset.figure === "memory" ? inBytes : inPercent;
+    this.isStill = "still" in place.dataset;
     this.names = [];
     this.data = [[]];
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(place);
