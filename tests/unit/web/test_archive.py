@@ -211,8 +211,7 @@ def test_bills_of_one_moment_are_computed_once_and_failed_ones_again() -> None:
         for _ in range(2):
             with pytest.raises(Exception, match="cannot be reached"):
                 await archive.bill(7)
-        done = asyncio.get_running_loop().create_future()
-        done.set_result(await OneBill().bill(7))
+        done = asyncio.create_task(OneBill().bill(7))
         archive._bills = {(7, int(NOW) // 300): done}  # noqa: SLF001 - a bill that is computed
         assert (await archive.bill(7)).currency == "EUR"
 
