@@ -345,24 +345,34 @@ class Pages:
         return await self._archive.lines(lines, figure, RANGES[chosen])
 
     async def live(self, request: web.Request) -> web.StreamResponse:
-        """Send the number of each reading, until the browser leaves."""
+        """Send the number of each reading, until the browser leaves.
+
+        Also of one that ended after the page was made (`seen`), or while the connection was lost.
+        """
         if self._watch.subscribers >= _MOST_STREAMS:
             return self.refusal(503, "too many open pages", "close some")
         answer = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
+        seen = request.headers.get("Last-Event-ID", "") or request.query.get("seen", "")
         with suppress(ConnectionError), self._watch.subscribed() as news:  # the browser has left
             await answer.prepare(request)
+            if seen and seen != str(self._watch.number):
+                await answer.write(self._news())
             while not self._watch.is_closed:
                 news.clear()
                 try:
                     async with asyncio.timeout(_BEAT_S):
                         await news.wait()
-                    text = f"event: reading\ndata: {self._watch.number}\n\n"
+                    text = self._news()
                 except TimeoutError:
-                    text = ": nothing new\n\n"
-                await answer.write(text.encode())
+                    text = b": nothing new\n\n"
+                await answer.write(text)
         return answer
+
+    def _news(self) -> bytes:
+        number = self._watch.number
+        return f"id: {number}\nevent: reading\ndata: {number}\n\n".encode()
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         path, digest = self._static.get(request.match_info["name"], (None, ""))
@@ -459,6 +469,7 @@ class Pages:
             path=request.path,
             read_at=self._watch.fleet.read_at,
             pace_s=self._watch.pace_s,
+            number=self._watch.number,
             problem=self._watch.problem,
             problems=self.seen().problems,
             viewer=VIEWER.get().name,

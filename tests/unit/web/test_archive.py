@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
-from fleet_twin import GI, FleetTwin, fleet
+from fleet_twin import GI, FleetTwin, OneBill, fleet
 
-from allotment.cost.bills import Bill
 from allotment.cost.prices import Prices, prices_of
-from allotment.cost.splitting import OUTSIDE, GpuHour, ShareHour, accounts
+from allotment.cost.splitting import OUTSIDE
 from allotment.web.application import Pages
 from allotment.web.archive import Archive, Costs
 from allotment.web.fleet import EVERYTHING, Sight
@@ -47,25 +46,6 @@ class PrometheusTwin:
             {"metric": {**metric, "gpu": "GPU-other"}, "values": [[1.0, "9"]]},
         ]
         return web.json_response({"status": "success", "data": {"result": found}})
-
-
-class OneBill:
-    """A bill of two namespaces that is computed already."""
-
-    days = ()
-
-    async def bill(self, days: int) -> Bill:
-        del days
-        parts = {"ml": 0.5, "web": 0.25, OUTSIDE: 0.125}
-        shares = tuple(ShareHour(namespace=name, memory=part) for name, part in parts.items())
-        return Bill(
-            accounts=accounts([GpuHour(model="A100", price=2_000_000, shares=shares)]),
-            models={"A100": 1},
-            currency="EUR",
-            is_present=True,
-            begin=NOW,
-            end=NOW,
-        )
 
 
 def with_pages(

@@ -263,7 +263,7 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden && isLate) refresh();
 });
 roam();
-const stream = new EventSource("/live");
+const stream = new EventSource(`/live?seen=${live.dataset.number}`);
 stream.addEventListener("open", () => say("live"));
 stream.addEventListener("error", () => say("not live: no connection"));
 stream.addEventListener("reading", refresh);
