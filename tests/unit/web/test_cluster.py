@@ -155,6 +155,7 @@ def test_without_rights_to_quotas_and_events_the_rest_is_shown() -> None:
         text = await (await client.get("/")).text()
         assert "GPU-b-1" in text
         assert "Left out: quotas" in text
+        assert "Left out: use: no node agent in namespace allotment-system" in text
         assert "Left out: events" in text
 
     with_pages(test, "/api/v1/resourcequotas", "/api/v1/events")

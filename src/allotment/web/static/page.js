@@ -140,6 +140,8 @@ class Chart {
 
   draw() {
     this.plot?.destroy();
+    // Shares have the colours of the GPU's bar.
+    const shares = this.names[0] === "GPU" ? 1 : 0;
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
     this.plot = new uPlot(
       {
@@ -148,8 +150,8 @@ class Chart {
           {},
           ...this.names.map((label, place) => ({
             label,
-            stroke: colour(`--h${place % 6}`),
-            dash: place >= 6 ? [6, 4] : undefined,
+            stroke: colour(place < shares ? "--ink" : `--h${(place - shares) % 6}`),
+            dash: place - shares >= 6 ? [6, 4] : undefined,
             width: 1.5,
             points: { show: false },
             value: (_, value) => this.format(value),
