@@ -159,9 +159,7 @@ class Archive:
             return HistoryLines([], [])
         try:
             async with asyncio.timeout(self._patience_s), connect(self._url) as prometheus:
-                answers = [
-                    await self._ask(prometheus, each, range_s, end) for each in queries
-                ]
+                answers = [await self._ask(prometheus, each, range_s, end) for each in queries]
         except TimeoutError as error:
             raise self._late("these figures") from error
         of_gpus, *of_shares = answers
