@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from held_ports import held_port
-from patience import wait_until
+from fleet_twin import gpu as fleet_gpu
+from fleet_twin import share as fleet_share
+from prometheus_server import program, running
+
+from allotment.cost.prices import Prices
+from allotment.model.structs import replace
+from allotment.web.archive import Archive, ChartLine
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30
@@ -106,8 +111,8 @@ def written(stories: tuple[Story, ...], end: int) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus that has watched the stories for 15 days."""
-    server, tool = shutil.which("prometheus"), shutil.which("promtool")
-    if server is None or tool is None:
+    tool = shutil.which("promtool")
+    if program() is None or tool is None:
         pytest.skip("no prometheus here")
     folder = tmp_path_factory.mktemp("prometheus")
     end = int(time.time()) // STEP_S * STEP_S
@@ -115,28 +120,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     blocks = [tool, "tsdb", "create-blocks-from", "openmetrics", "--quiet"]
     blocks += ["--max-block-duration=504h", str(folder / "past"), str(folder / "data")]
     subprocess.run(blocks, check=True, capture_output=True)
-    (folder / "config.yaml").write_text("global: {}\n", "utf-8")
-    with held_port() as port, (folder / "log").open("wb") as log:
-        command = [server, f"--config.file={folder}/config.yaml"]
-        command += [f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=60d"]
-        command += [f"--web.listen-address=127.0.0.1:{port}"]
-        url = f"http://127.0.0.1:{port}"
-
-        def is_ready() -> bool:
-            try:
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=10) as answer:  # noqa: S310
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        running = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            wait_until(lambda: running.poll() is not None or is_ready(), "Prometheus")
-            assert running.poll() is None, (folder / "log").read_text("utf-8")
-            yield url
-        finally:
-            running.terminate()
-            running.wait(30)
+    (folder / "prometheus.yaml").write_text("global: {}\n", "utf-8")
+    with running(folder, "--storage.tsdb.retention.time=60d") as server:
+        yield server.url
 
 
 def test_a_cost_adds_up_to_what_is_paid(allot: Allot, prometheus: str) -> None:
@@ -160,6 +146,24 @@ def test_a_cost_adds_up_to_what_is_paid(allot: Allot, prometheus: str) -> None:
     words = ("-n", "ml", "--price", "a100=10", "-o", "json")
     (of_ml,) = json.loads(allot("cost", "--prometheus", prometheus, *words).stdout)["namespaces"]
     assert of_ml["money"]["paid"] == pytest.approx(0.8 * whole * 10)
+
+
+def test_the_charts_of_the_page_have_days_of_it(prometheus: str) -> None:
+    share = replace(fleet_share(1, "GPU-a"), namespace="ml", pod="train-0", container="main")
+    gpu = replace(fleet_gpu("n1", 0, (share,)), uuid="GPU-a")
+    lines = [ChartLine("train", gpu, share)]
+
+    async def values(figure: str, seconds: int) -> list[float]:
+        archive = Archive(prometheus, Prices(), clock=lambda: time.time() - STEP_S)
+        (found,) = (await archive.lines(lines, figure, seconds)).values
+        return [value for value in found if value is not None]
+
+    for seconds in (6 * 3600, 7 * DAY_S):
+        memory = asyncio.run(values("memory", seconds))
+        assert len(memory) > 200
+        assert set(memory) == {9.0 * GI}
+    times = asyncio.run(values("time", 7 * DAY_S))
+    assert times[-1] == pytest.approx(0.3, rel=0.01)
 
 
 def test_the_advice_follows_from_the_peaks(allot: Allot, prometheus: str) -> None:

@@ -13,13 +13,17 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from api_server_twin import api_of
 from axe_playwright_python.sync_playwright import Axe
-from fleet_twin import FleetTwin, fleet
+from cluster_page_twin import ServerTwin, large
+from fleet_twin import FleetTwin, OneBill, fleet
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from served_twin import in_a_thread
 
 from allotment.model.structs import replace
 from allotment.web.application import Pages
+from allotment.web.cluster import ClusterSource
+from allotment.web.cluster_pages import ClusterPages
 from allotment.web.fleet import Fleet
 from allotment.web.guarding import LinkGuard
 from allotment.web.watching import Watch
@@ -70,7 +74,7 @@ def serve() -> Iterator[Serve]:
             guards: list[LinkGuard] = []
 
             def application() -> web.Application:
-                pages = Pages(Watch(twin), title="made up")
+                pages = Pages(Watch(twin), title="made up", costs=OneBill())
                 guards.append(LinkGuard(pages.refusal))
                 return pages.application(guards[0])
 
@@ -81,12 +85,33 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def tab(browser: Browser, serve: Serve) -> Iterator[Callable[..., Tab]]:
+def serve_cluster() -> Iterator[Callable[..., str]]:
+    """Serves a made-up cluster of an API server: `serve_cluster(**objects)` is its address."""
+    with ExitStack() as stack:
+
+        def start(**objects: Any) -> str:  # noqa: ANN401 - the twin's
+            guards: list[LinkGuard] = []
+
+            def application() -> web.Application:
+                source = ClusterSource(api_of(ServerTwin(**objects)))
+                source.pace_s = 2.0
+                pages = ClusterPages(Watch(source), source, title="a made-up cluster")
+                guards.append(LinkGuard(pages.refusal))
+                return pages.application(guards[0])
+
+            thread = stack.enter_context(in_a_thread(application))
+            return f"{thread.url}/?key={guards[0].key}"
+
+        yield start
+
+
+@pytest.fixture
+def tab(browser: Browser, serve: Serve, serve_cluster: object) -> Iterator[Callable[..., Tab]]:
     """Opens pages in contexts of their own; at the end no page may have complained.
 
     They close before what serves them: it would be missed.
     """
-    del serve
+    del serve, serve_cluster
     opened: list[tuple[BrowserContext, Tab]] = []
 
     def open_tab(**options: Any) -> Tab:  # noqa: ANN401 - playwright's
@@ -192,6 +217,7 @@ def test_pages_are_accessible(tab: Callable[..., Tab], serve: Serve, scheme: str
         "/gpus/GPU-node-0001-1",
         "/shares",
         "/shares/share-60",
+        "/cost",
     ):
         each.page.goto(base_of(address) + path)
         expect(each.page.locator("#connection")).to_have_text("live")
@@ -244,7 +270,7 @@ def test_what_is_typed_stays_while_readings_arrive(tab: Callable[..., Tab], serv
 
 
 def test_1200_nodes_on_a_slow_network(tab: Callable[..., Tab], serve: Serve) -> None:
-    address, twin = serve(lambda tick: fleet(1200, 8, tick=tick), pace_s=3)
+    address, _ = serve(lambda tick: fleet(1200, 8, tick=tick), pace_s=3)
     first = tab()
     page = first.page
     session = page.context.new_cdp_session(page)
@@ -266,6 +292,75 @@ def test_1200_nodes_on_a_slow_network(tab: Callable[..., Tab], serve: Serve) -> 
     assert sum(squares) == 9600
     before = page.locator("#live").get_attribute("data-updates")
     expect(page.locator("#live")).not_to_have_attribute("data-updates", before or "")
-    assert twin.readings > 1
     page.locator("#overview").click(position={"x": 4, "y": 4})
     expect(page.locator("h1")).to_have_text("Node node-0000")
+
+
+def read(page: Page) -> None:
+    """Wait until the cluster has been read."""
+    expect(page.locator(".status")).not_to_contain_text("Read -")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_of_a_cluster_are_accessible(
+    tab: Callable[..., Tab], serve_cluster: Callable[..., str], scheme: str
+) -> None:
+    address = serve_cluster()
+    each = tab(color_scheme=scheme)
+    each.goes_to(address)
+    read(each.page)
+    for path, text in {
+        "/": "Waiting pods",
+        "/waiting": "ml",
+        "/pods/ml/it": "What would have to leave",
+        "/pods/ml/one": "Its GPUs",
+        "/what-if?gpus=2&memory=40Gi&priority=100": "These pods of lower priority",
+        "/quotas": "100Gi",
+        "/events": "share of 20Gi",
+        "/cost": "--prometheus URL",
+    }.items():
+        each.page.goto(base_of(address) + path)
+        expect(each.page.locator("#connection")).to_have_text("live")
+        expect(each.page.locator("main")).to_contain_text(text)
+        found = Axe().run(each.page)
+        assert found.violations_count == 0, (path, found.generate_report())
+
+
+def test_why_a_pod_waits_and_what_if_are_reached_by_keys(
+    tab: Callable[..., Tab], serve_cluster: Callable[..., str]
+) -> None:
+    first = tab()
+    page = first.page
+    first.goes_to(serve_cluster())
+    read(page)
+    page.keyboard.press("g")
+    page.keyboard.press("w")
+    page.get_by_role("link", name="it", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Pod ml/it: waits")
+    expect(page.locator("main")).to_contain_text("It fits on 0 of 2 nodes now")
+    page.keyboard.press("g")
+    page.keyboard.press("i")
+    page.get_by_label("Memory of each").focus()
+    page.keyboard.type("10Gi")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("It would get")
+    assert "memory=10Gi" in page.url  # an address to share
+    expect(page.get_by_label("Memory of each")).to_have_value("10Gi")
+
+
+def test_a_pod_is_explained_among_1200_nodes(
+    tab: Callable[..., Tab], serve_cluster: Callable[..., str]
+) -> None:
+    nodes, pods = large(1200)
+    address = serve_cluster(nodes=nodes, pods=pods)
+    first = tab()
+    page = first.page
+    first.goes_to(address)
+    read(page)
+    page.goto(base_of(address) + "/waiting")
+    page.get_by_role("link", name="waits-7", exact=True).click()
+    expect(page.locator("h1")).to_have_text("Pod ml/waits-7: waits")
+    expect(page.locator("main")).to_contain_text("of 1200 nodes now")
+    page.goto(base_of(address) + "/what-if?gpus=8&memory=40Gi&priority=100")
+    expect(page.locator("main")).to_contain_text("These pods of lower priority")

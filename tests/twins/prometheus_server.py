@@ -110,28 +110,36 @@ def prometheus(folder: Path, targets: Sequence[Target]) -> Iterator[Prometheus]:
         ]
     folder.mkdir(exist_ok=True)
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    with running(folder) as made:
+        yield made
+
+
+@contextmanager
+def running(folder: Path, *more: str) -> Iterator[Prometheus]:
+    """Run one with a folder's `prometheus.yaml`, and the past in its `data`."""
     binary = program()
     assert binary is not None
     with held_port() as port, (folder / "log").open("wb") as log:
-        running = subprocess.Popen(
+        process = subprocess.Popen(
             [
                 binary,
                 f"--config.file={folder}/prometheus.yaml",
                 f"--storage.tsdb.path={folder}/data",
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--log.level=warn",
+                *more,
             ],
             stdout=log,
             stderr=log,
         )
         try:
             made = Prometheus(f"http://127.0.0.1:{port}")
-            wait_until(lambda: running.poll() is not None or made.is_ready(), "Prometheus")
-            assert running.poll() is None, (folder / "log").read_text("utf-8")
+            wait_until(lambda: process.poll() is not None or made.is_ready(), "Prometheus")
+            assert process.poll() is None, (folder / "log").read_text("utf-8")
             yield made
         finally:
-            running.terminate()
-            running.wait(30)
+            process.terminate()
+            process.wait(30)
 
 
 def _discovered(target: Target) -> dict[str, str]:

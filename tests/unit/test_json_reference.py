@@ -23,7 +23,7 @@ from allotment.burn.reports import (
 from allotment.cli import devices as devices_command
 from allotment.cli.advise import advice_document
 from allotment.cli.cluster_top import document as top_document
-from allotment.cli.cost import Bill, cost_document
+from allotment.cli.cost import cost_document
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.explain_claim import claim_document
@@ -34,6 +34,7 @@ from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
 from allotment.cli.status import document as status_document
 from allotment.cli.status import sums_of
+from allotment.cost.bills import Bill
 from allotment.cost.splitting import GpuHour, ShareHour, accounts
 from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
@@ -395,7 +396,12 @@ def test_fields_of_cdi_are_the_documented_ones(allot: CommandLine, tmp_path: Pat
 def test_fields_of_costs_are_the_documented_ones() -> None:
     hour = GpuHour(price=1, shares=(ShareHour(namespace="ml", memory=0.5),))
     bill = Bill(
-        accounts=accounts([hour]), models={"A100": 1}, currency="EUR", is_present=False, end=0.0
+        accounts=accounts([hour]),
+        models={"A100": 1},
+        currency="EUR",
+        is_present=False,
+        begin=0.0,
+        end=0.0,
     )
     found = cost_document(bill, "ml")
     assert set(fields(found)) == documented("allot cost")

@@ -145,12 +145,13 @@ SCHEDULER: Final = Board(
                 Panel(
                     "Room for typical pods",
                     "table",
-                    "The most frequent kinds of pods: how frequent they are, and how many more of"
-                    " each fit now.",
+                    "The most frequent kinds of pods: how frequent they are, and the room for more"
+                    " of them in pods. Parts of a pod's room count in part, so room below a few"
+                    " pods may hold none: ask `allot explain`.",
                     (
                         Query(of(f"max by (kind) ({P}kind_frequency_ratio{{%s}})"), "Frequency",
                               "percentunit"),
-                        Query(of(f"max by (kind) ({P}kind_slots{{%s}})"), "Still fit"),
+                        Query(of(f"max by (kind) ({P}kind_slots{{%s}})"), "Room"),
                         Query(of(f"max by (kind) ({P}kind_slot_price{{%s}})"), "Packing cost"),
                     ),
                     width=12,

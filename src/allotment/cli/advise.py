@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot advise`: what each workload should ask for."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -126,7 +127,7 @@ def command(
             " known"
         )
     if all(each.workload.price is None for each in advices):
-        note_prices(models, models)
+        note_prices(models)
 
 
 def _past(
@@ -137,7 +138,7 @@ def _past(
 
         return await share_histories(prometheus, span, prices)
 
-    found, _ = from_prometheus("allot advise", url, days, read)
+    found = from_prometheus("allot advise", url, days, read)
     return found.shares, found.models, found.currency
 
 
@@ -148,7 +149,7 @@ def _present(
 
     found = read_present(state, simulated)
     shares = share_histories(found.status, found.gpus, prices, now=found.now)
-    return shares, found.models
+    return shares, Counter(gpu.name for gpu in found.gpus)
 
 
 def _order(advice: "Advice") -> tuple[int, float, float, str, str]:

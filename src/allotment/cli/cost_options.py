@@ -2,8 +2,7 @@
 """What `allot cost` and `allot advise` share: where the figures come from, prices, and notes."""
 
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +14,8 @@ from allotment.cli.tables import printable
 from allotment.model.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from allotment.cli.machines import DeviceRow
+    from allotment.cost.bills import Bill
     from allotment.cost.history import Span
     from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
@@ -27,24 +28,19 @@ _T = TypeVar("_T")
 
 _MOST_DAYS: Final = 366
 
-source_options: Callable[[_F], _F] = options(
-    click.option(
+
+def prometheus_option(without: str) -> Callable[[_F], _F]:
+    """Return `--prometheus`; `without`: what is shown without it."""
+    return click.option(
         "--prometheus",
         metavar="URL",
         envvar="ALLOTMENT_PROMETHEUS",
-        help="Prometheus that scrapes the node agents [env: ALLOTMENT_PROMETHEUS]. Without it: this"
-        " machine's shares, as far as their ledgers know.",
-    ),
-    click.option(
-        "--namespace", "-n", metavar="NAMESPACE", help="Only this namespace.  [default: all]"
-    ),
-    click.option(
-        "--days",
-        metavar="N",
-        type=click.IntRange(1, _MOST_DAYS),
-        default=14,
-        help="With --prometheus: days until now.",
-    ),
+        help="Prometheus that scrapes the node agents [env: ALLOTMENT_PROMETHEUS]. Without it:"
+        f" {without}",
+    )
+
+
+price_options: Callable[[_F], _F] = options(
     click.option(
         "--price",
         "price",
@@ -61,6 +57,20 @@ source_options: Callable[[_F], _F] = options(
         help="Currency of the prices, as it is shown. Nothing is converted.  [default: that of the"
         " agents]",
     ),
+)
+source_options: Callable[[_F], _F] = options(
+    prometheus_option("this machine's shares, as far as their ledgers know."),
+    click.option(
+        "--namespace", "-n", metavar="NAMESPACE", help="Only this namespace.  [default: all]"
+    ),
+    click.option(
+        "--days",
+        metavar="N",
+        type=click.IntRange(1, _MOST_DAYS),
+        default=14,
+        help="With --prometheus: days until now.",
+    ),
+    price_options,
     simulated_option,
     state_option,
 )
@@ -80,24 +90,22 @@ def read_prices(texts: tuple[str, ...], currency: str) -> "Prices":
 
 def check_models(prices: "Prices", models: Mapping[str, int]) -> None:
     """Raise `UsageError` for a price of a model that is not there."""
+    from allotment.cost.prices import listed
+
     unused = prices.unused(models)
     if unused:
         raise UsageError(
             f"--price {unused[0]}: no GPU of this model",
-            hint=f"the models are: {_listed(models)}",
+            hint=f"the models are: {listed(models)}",
         )
 
 
-def _listed(models: Mapping[str, int]) -> str:
-    return ", ".join(f"{model} ({count})" for model, count in sorted(models.items()))
+def note_prices(models: Mapping[str, int]) -> None:
+    """Say that no model has a price."""
+    from allotment.cost.prices import unpriced_text
 
-
-def note_prices(models: Mapping[str, int], without: Collection[str]) -> None:
-    """Say which models have no price."""
-    if without:
-        text = "no GPU has a price" if len(without) == len(models) else "some GPUs have no price"
-        named = {model: models.get(model, 0) for model in without}
-        note(f"{text}; give --price MODEL=PRICE for {_listed(named)}")
+    if models:
+        note(unpriced_text(models, models))
 
 
 def note(text: str) -> None:
@@ -109,7 +117,7 @@ def from_prometheus(
     url: str,
     days: int,
     read: "Callable[[Prometheus, Span], Awaitable[_T]]",
-) -> "tuple[_T, Span]":
+) -> _T:
     """Read the last days from Prometheus, and note what it says of its answers."""
     import asyncio
 
@@ -125,7 +133,7 @@ def from_prometheus(
                 note(f"Prometheus: {warning}")
             return found
 
-    return asyncio.run(connected()), span
+    return asyncio.run(connected())
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +144,23 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     status: "ShareStatus"
     gpus: "tuple[Device, ...]"
     readings: "Mapping[str, Reading]"
-    models: Mapping[str, int]
+
+    def bill(self, prices: "Prices") -> "Bill":
+        """Return what an hour of it costs."""
+        from allotment.cost.present import present_bill
+
+        return present_bill(self.status, self.gpus, self.readings, prices, now=self.now)
+
+
+def present_of(rows: "Sequence[DeviceRow]", status: "ShareStatus") -> Present:
+    """Return what a survey has of whole GPUs, as it is now."""
+    whole = [row for row in rows if row.device.slice_of is None]
+    return Present(
+        now=time.time(),
+        status=status,
+        gpus=tuple(row.device for row in whole),
+        readings={row.device.uuid: row.reading for row in whole if row.reading},
+    )
 
 
 def read_present(state: Path | None, simulated: str | None) -> Present:
@@ -155,15 +179,7 @@ def read_present(state: Path | None, simulated: str | None) -> Present:
     rows, _ = survey(folder, simulated, shares, once)
     machines = {row.machine for row in rows}
     serving = servers(folder) if folder.mps.is_dir() else ()
-    status = share_status(shares, once, machines=machines, serving=serving)
-    whole = [row for row in rows if row.device.slice_of is None]
-    return Present(
-        now=time.time(),
-        status=status,
-        gpus=tuple(row.device for row in whole),
-        readings={row.device.uuid: row.reading for row in whole if row.reading},
-        models=Counter(row.device.name for row in whole),
-    )
+    return present_of(rows, share_status(shares, once, machines=machines, serving=serving))
 
 
 def check_days(context: click.Context, prometheus: str | None) -> None:

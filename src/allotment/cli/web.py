@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from allotment.cli.cost_options import (
+    present_of,
+    price_options,
+    prometheus_option,
+    read_prices,
+)
 from allotment.cli.options import installed, simulated_option, state_option, usual_kubeconfig
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from allotment.cli.cost_options import Present
     from allotment.cli.machines import DeviceRow
+    from allotment.cost.bills import Bill
+    from allotment.cost.prices import Prices
     from allotment.shares.folders import StateFolder
     from allotment.shares.status import DeviceView, ShareStatus, ShareView
     from allotment.web.application import Pages
+    from allotment.web.archive import Archive
     from allotment.web.fleet import Fleet, FleetGpu, FleetShare, Happened
     from allotment.web.guarding import Guard
 
@@ -61,6 +71,8 @@ _MOST_EVENTS: Final = 500
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Key of --tls-cert, in PEM.",
 )
+@prometheus_option("charts have the last hour, and the cost page an hour of this machine as it is.")
+@price_options
 @simulated_option
 @state_option
 def command(
@@ -72,6 +84,9 @@ def command(
     login: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
+    prometheus: str | None,
+    price: tuple[str, ...],
+    currency: str,
     simulated: str | None,
     state: Path | None,
 ) -> None:
@@ -85,6 +100,8 @@ def command(
     list nodes and pods, and for the use also `get` on `pods/proxy` in namespace allotment-system.
     In a cluster, run it with --login (deploy/manifests/web.yaml).
 
+    With --prometheus, charts have up to 30 days, and the page Cost shows what `allot cost` does.
+
     It prints an address with a key. A browser that opens the address once gets a cookie. Other
     users of the machine have no key, so they see nothing. To see the page from another machine,
     forward the port: ssh -L 9470:127.0.0.1:9470 HOST.
@@ -92,7 +109,7 @@ def command(
     \b
     Examples:
       allot web
-      allot web --cluster --context staging
+      allot web --cluster --context staging --prometheus http://127.0.0.1:9090
     """  # noqa: D301 - click's mark
     import asyncio
 
@@ -102,21 +119,33 @@ def command(
         raise click.UsageError("--tls-cert and --tls-key belong together, and need --login")
     address = _address(listen, is_open=tls_cert is not None)
     tls = _tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    prices = read_prices(price, currency)
+    archive = _archive(prometheus, prices) if prometheus else None
     if cluster:
-        asyncio.run(_serve_cluster(kubeconfig, context, address, has_login=login, tls=tls))
+        asyncio.run(_serve_cluster(kubeconfig, context, address, archive, has_login=login, tls=tls))
         return
     with installed("allot web", extra="web"):
         from allotment.shares.folders import StateFolder
         from allotment.web.application import Pages
         from allotment.web.watching import Watch
-    source = MachineSource(StateFolder.at(state), simulated)
-    asyncio.run(_serve(Pages(Watch(source), title=source.name), address))
+    source = MachineSource(StateFolder.at(state), simulated, prices)
+    pages = Pages(Watch(source), title=source.name, archive=archive, costs=source)
+    asyncio.run(_serve(pages, address))
+
+
+def _archive(url: str, prices: "Prices") -> "Archive":
+    """Raises `UsageError` if it is no address."""
+    with installed("allot web --prometheus", extra="web"):
+        from allotment.cost.prometheus import parsed
+        from allotment.web.archive import Archive
+    return Archive(parsed(url), prices)
 
 
 async def _serve_cluster(
     kubeconfig: Path | None,
     context: str | None,
     address: tuple[str, int],
+    archive: "Archive | None",
     *,
     has_login: bool,
     tls: "ssl.SSLContext | None",
@@ -135,6 +164,7 @@ async def _serve_cluster(
             Watch(source),
             source,
             title=api.server,
+            archive=archive,
             has_login=has_login,
             is_encrypted=tls is not None,
         )
@@ -217,7 +247,10 @@ class MachineSource:
 
     pace_s = _PACE_S
 
-    def __init__(self, folder: "StateFolder", spec: str | None) -> None:
+    days: "Sequence[int]" = ()
+    """A machine has no past."""
+
+    def __init__(self, folder: "StateFolder", spec: str | None, prices: "Prices") -> None:
         import os
 
         from allotment.devices.watching import Asker
@@ -227,6 +260,17 @@ class MachineSource:
         self.name = os.uname().nodename
         self._asker = Asker("web")
         self._seen: ShareStatus | None = None
+        self._prices = prices
+        self._present: Present | None = None
+
+    async def bill(self, days: int) -> "Bill":
+        """Return an hour of this machine as it was last read."""
+        from allotment.model.errors import BusyError
+
+        del days
+        if self._present is None:
+            raise BusyError("this machine has not been read", hint="it has no GPU, or try again")
+        return self._present.bill(self._prices)
 
     async def read(self) -> "Fleet":
         """Read in a thread: a GPU may hang."""
@@ -258,6 +302,7 @@ class MachineSource:
         except NoDevicesError as error:
             problems.append(error.message)
         status = status_of(self._folder, loaded, once)
+        self._present = present_of(rows, status) if rows else None
         self._seen = status if self._seen is None else status.since(self._seen)
         problems += [
             f"share {view.name}: {view.problem.message}"

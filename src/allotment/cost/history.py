@@ -8,11 +8,12 @@ time, so that no answer depends on the number of days.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from allotment.cost.bills import Bill
 from allotment.cost.prices import MICROS, Prices
 from allotment.cost.prometheus import Prometheus, PrometheusError, TimeSeries
 from allotment.cost.splitting import (
@@ -140,20 +141,7 @@ class _Watched(msgspec.Struct):
         return max(0.0, between - (self.total - self.at_first - self.at_last))
 
 
-class Past(msgspec.Struct, kw_only=True):
-    """What was paid in a range."""
-
-    accounts: dict[str | None, Account]
-    models: Mapping[str, int]
-    """GPUs by model."""
-    unpriced_models: set[str]
-    unwatched: float
-    """GPU hours without any figure, between the first and the last hour of each GPU."""
-    currency: str
-    """Of the prices: as the setting says, or the metric."""
-
-
-async def past_accounts(prometheus: Prometheus, span: Span, prices: Prices) -> Past:
+async def past_bill(prometheus: Prometheus, span: Span, prices: Prices) -> Bill:
     """Return what was paid in a range. Raises `PrometheusError`, `NotFoundError`.
 
     A price of `prices` goes before that of the metric.
@@ -180,12 +168,15 @@ async def past_accounts(prometheus: Prometheus, span: Span, prices: Prices) -> P
             found[name] = found.get(name, Account()) + account
     if not watched:
         raise nothing(span)
-    return Past(
+    return Bill(
         accounts=found,
         models=Counter(models.values()),
-        unpriced_models=unpriced,
-        unwatched=sum(each.missing() for each in watched.values()),
         currency=one_currency(currencies),
+        is_present=False,
+        begin=span.begin,
+        end=span.ends()[-1],
+        unwatched=sum(each.missing() for each in watched.values()),
+        unpriced_models=unpriced,
     )
 
 

@@ -5,10 +5,12 @@ A peak is that since the share began. The time that a share used is its mean sin
 driver's figure of the last second: no peak of it is known, so less compute is never advised.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from allotment.cost.bills import Bill
 from allotment.cost.prices import Prices
-from allotment.cost.splitting import OUTSIDE, GpuHour, ShareHour
+from allotment.cost.splitting import OUTSIDE, GpuHour, ShareHour, accounts, unpriced_models
 from allotment.cost.workloads import ShareHistory, workload_name
 from allotment.devices.sources import Reading
 from allotment.model.compute import WHOLE
@@ -63,6 +65,28 @@ def _history(
         held_seconds=compute.use.held_ns / _NS if compute and is_measured else 0.0,
         watched_s=(max(0.0, now - share.created),),
         is_sampled=not has_shim,
+    )
+
+
+def present_bill(
+    status: ShareStatus,
+    gpus: Iterable[Device],
+    readings: Mapping[str, Reading],
+    prices: Prices,
+    *,
+    now: float,
+) -> Bill:
+    """Return an hour of these GPUs, if their shares went on as they are at `now`."""
+    known = tuple(gpus)
+    hours = gpu_hours(status, known, readings, prices, now=now)
+    return Bill(
+        accounts=accounts(hours),
+        models=Counter(gpu.name for gpu in known),
+        currency=prices.currency,
+        is_present=True,
+        begin=now,
+        end=now,
+        unpriced_models=unpriced_models(hours),
     )
 
 

@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -67,3 +67,14 @@ def price_of_text(text: str) -> tuple[str, float]:
         if model:
             return model.strip(), float(price)
     raise UsageError(f"{text!r} is no MODEL=PRICE", hint="write one like a100-80gb=2.5")
+
+
+def listed(models: Mapping[str, int]) -> str:
+    return ", ".join(f"{model} ({count})" for model, count in sorted(models.items()))
+
+
+def unpriced_text(models: Mapping[str, int], without: Collection[str]) -> str:
+    """Say which models have no price."""
+    text = "no GPU has a price" if len(without) == len(models) else "some GPUs have no price"
+    named = {model: models.get(model, 0) for model in without}
+    return f"{text}; give --price MODEL=PRICE for {listed(named)}"

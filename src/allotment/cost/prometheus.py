@@ -160,6 +160,13 @@ def _points(found: _Found) -> "list[tuple[float, float]]":
 @asynccontextmanager
 async def connect(url: str) -> AsyncIterator[Prometheus]:
     """Connect by an address; nothing is sent yet. Raises `UsageError`."""
+    base = parsed(url)
+    async with aiohttp.ClientSession(timeout=_WAIT) as session:
+        yield Prometheus(session, base)
+
+
+def parsed(url: str) -> str:
+    """Check an address. Raises `UsageError`."""
     base = url.rstrip("/")
     try:
         parts = urlsplit(base)
@@ -167,8 +174,7 @@ async def connect(url: str) -> AsyncIterator[Prometheus]:
         raise UsageError(f"the address of Prometheus is none: {error}", hint=_HINT) from error
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
         raise UsageError(f"{shown(url)!r} is no address of Prometheus", hint=_HINT)
-    async with aiohttp.ClientSession(timeout=_WAIT) as session:
-        yield Prometheus(session, base)
+    return base
 
 
 def shown(url: str) -> str:

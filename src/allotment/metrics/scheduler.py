@@ -80,7 +80,7 @@ CLUSTER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "node_claims": (("node",), "Allocated ResourceClaims, by node."),
     "node_packing_value": (("node",), "Packing cost of all that is free on a node."),
     "kind_frequency_ratio": (("kind",), "Part of the pods that are of a typical kind."),
-    "kind_slots": (("kind",), "Pods of a typical kind that still fit, on all nodes together."),
+    "kind_slots": (("kind",), "Room for a typical kind, in its pods; parts count in part."),
     "kind_slot_price": (("kind",), "Packing cost of one of these places."),
     "pods_waiting": (("reason",), "Pods that wait for GPUs, by the last reason."),
     "claims": (("state",), "ResourceClaims for GPUs."),

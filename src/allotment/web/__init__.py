@@ -8,5 +8,6 @@ docs/designs/web.md gives the reasons.
   keeps an hour of figures.
 * `application`: routes and pages. `tables`: each table as HTML, CSV and JSON. `drawing`: the heat
   map. `guarding`: headers, sessions, rate limits.
+* `archive`: longer charts and cost, from Prometheus.
 * `cluster`: the cluster as a fleet. `rights`: what Kubernetes lets a user see.
 """

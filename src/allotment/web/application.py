@@ -18,9 +18,11 @@ import jinja2
 from aiohttp import web
 
 from allotment import __version__
-from allotment.model.errors import NotFoundError, UsageError
+from allotment.cost.splitting import OUTSIDE
+from allotment.model.errors import AllotError, NotFoundError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.structs import replace
+from allotment.web.archive import RANGES, Archive, ChartLine, Costs
 from allotment.web.drawing import MEASURES, overview, segments, shade
 from allotment.web.fleet import (
     SORTS,
@@ -44,13 +46,14 @@ from allotment.web.tables import (
     PageTable,
     Value,
     arranged,
+    cost_table,
     csv_of,
     events_table,
     gpus_table,
     json_of,
     shares_table,
 )
-from allotment.web.watching import SeriesKey, Watch, gpu_key, share_key
+from allotment.web.watching import HistoryLines, Watch
 
 _ROOT: Final = Path(__file__).parent
 NODES_OF_A_PAGE: Final = 60
@@ -61,6 +64,12 @@ _MOST_LINES: Final = 12
 """Of one chart."""
 _FIGURES: Final[Mapping[str, str]] = {"memory": "Memory used", "time": "Time used"}
 _SUBJECTS: Final = ("node", "gpu", "share")
+_DAYS: Final = 7
+"""Of a bill, where the address does not say."""
+_NO_COSTS: Final = (
+    "the cost of a cluster is computed from what Prometheus has: start `allot web` with"
+    " --prometheus URL"
+)
 _WORTH_PACKING: Final = 4096
 """Bytes of a page."""
 
@@ -73,11 +82,24 @@ class Pages:
         ("/gpus", "GPUs", "u"),
         ("/shares", "Shares", "s"),
         ("/events", "Events", "e"),
+        ("/cost", "Cost", "c"),
     )
     """Address, title and key of the pages in the head."""
 
-    def __init__(self, watch: Watch, *, title: str) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        *,
+        title: str,
+        archive: Archive | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        """`archive`: figures of more than an hour. `costs`: bills; None: those of the archive."""
         self._watch = watch
+        self._archive = archive
+        self._costs = costs if archive is None else archive
+        self.billed: frozenset[str] = frozenset()
+        """Namespaces of the last bill."""
         self._seen: dict[Sight, Fleet] = {}
         """What viewers saw of reading `_seen_number`."""
         self._seen_number = 0
@@ -119,6 +141,7 @@ class Pages:
         app.router.add_get("/shares", self.shares)
         app.router.add_get("/shares/{id}", self.share)
         app.router.add_get("/events", self.events)
+        app.router.add_get("/cost", self.cost)
         app.router.add_get("/history", self.history)
         app.router.add_get("/live", self.live)
         app.router.add_get("/healthz", _healthz)
@@ -137,6 +160,8 @@ class Pages:
         yield
         task.cancel()
         await asyncio.wait([task])
+        if self._archive is not None:
+            await self._archive.close()
 
     async def _closing(self, app: web.Application) -> None:
         """End the streams: the server waits for its requests."""
@@ -187,7 +212,7 @@ class Pages:
             totals=totals_of(fleet),
             gpus=_whole(gpus_table(fleet)),
             shares=_whole(shares_table(fleet)),
-            charts=self._charts("node", node.name),
+            **await self._charts(request, "node", node.name),
         )
 
     async def gpu(self, request: web.Request) -> web.Response:
@@ -199,7 +224,7 @@ class Pages:
             node=node,
             gpu=gpu,
             shares=_whole(shares_table(fleet)),
-            charts=self._charts("gpu", gpu.uuid),
+            **await self._charts(request, "gpu", gpu.uuid),
         )
 
     async def share(self, request: web.Request) -> web.Response:
@@ -225,7 +250,7 @@ class Pages:
             parts=parts,
             shares=_whole(shares_table(only)),
             events=_whole(events_table(only)),
-            charts=self._charts("share", wanted),
+            **await self._charts(request, "share", wanted),
         )
 
     async def gpus(self, request: web.Request) -> web.Response:
@@ -237,6 +262,37 @@ class Pages:
     async def events(self, request: web.Request) -> web.Response:
         return self.as_table(request, events_table(self.seen()))
 
+    async def cost(self, request: web.Request) -> web.Response:
+        """Show the bill of `allot cost`: all of it, or the viewer's namespaces."""
+        ranges = self._costs.days if self._costs else ()
+        days = _number(request, "days", _DAYS)
+        if ranges and days not in ranges:
+            raise UsageError(f"no cost of {days} days", hint=f"days: {', '.join(map(str, ranges))}")
+        bill, problem = None, _NO_COSTS
+        if self._costs is not None:
+            try:
+                bill = await self._costs.bill(days)
+            except AllotError as error:
+                if request.query.get("format", "html") != "html":
+                    raise
+                problem = ": ".join(filter(None, (error.message, error.hint)))
+        names, is_whole = None, True
+        if bill is not None:
+            sight = VIEWER.get().sight
+            self.billed = frozenset(bill.namespaces) - {"", OUTSIDE}
+            is_whole = sight.sees_nodes and sight.namespaces is None
+            names = None if is_whole else frozenset(filter(sight.sees, self.billed))
+        return self.as_table(
+            request,
+            cost_table(bill, names),
+            template="cost.html",
+            bill=bill,
+            is_whole=is_whole,
+            problem_of_cost=problem,
+            ranges=ranges,
+            days=days,
+        )
+
     # ---- what pages ask for
 
     async def history(self, request: web.Request) -> web.Response:
@@ -247,49 +303,76 @@ class Pages:
             raise UsageError(
                 "this address names no chart", hint="?figure=memory&gpu=UUID, node=NAME or share=ID"
             )
-        lines = self._lines(subject, request.query[subject], figure)
-        keys = [key for _, key in lines]
-        series = self._watch.history.read(keys, since=_seconds(request, "since"))
+        lines = self._lines(subject, request.query[subject])
+        series = await self._series(lines, figure, _range(request), _seconds(request, "since"))
         return web.json_response(
-            {"names": [name for name, _ in lines], "times": series.times, "values": series.values}
+            {"names": [each.name for each in lines], "times": series.times, "values": series.values}
         )
 
-    def _lines(self, subject: str, name: str, figure: str) -> list[tuple[str, SeriesKey]]:
-        """Return the lines of a chart; raise `NotFoundError` for what the viewer does not see."""
+    def _lines(self, subject: str, name: str) -> list[ChartLine]:
+        """Return the lines of a chart; raise `NotFoundError` for what the viewer does not see.
+
+        Figures of a whole GPU are those of all its shares: only for those who may list nodes.
+        """
+        sees_nodes = VIEWER.get().sight.sees_nodes
         if subject == "node":
             node = self._node(name)
-            return [(f"GPU {gpu.index}", gpu_key(gpu.uuid, figure)) for gpu in node.gpus]
+            if sees_nodes:
+                return [ChartLine(f"GPU {gpu.index}", gpu) for gpu in node.gpus]
+            shares = [
+                ChartLine(share.name, gpu, share) for gpu in node.gpus for share in gpu.shares
+            ]
+            return shares[:_MOST_LINES]
         if subject == "gpu":
             gpu = self._gpu(name)[1]
-            shares = [
-                (share.name, share_key(share.id, share.device, figure)) for share in gpu.shares
-            ]
-            return [("GPU", gpu_key(gpu.uuid, figure)), *shares][:_MOST_LINES]
+            whole = [ChartLine("GPU", gpu)] if sees_nodes else []
+            return [*whole, *(ChartLine(each.name, gpu, each) for each in gpu.shares)][:_MOST_LINES]
         return [
-            (f"GPU {gpu.index}", share_key(share.id, share.device, figure))
+            ChartLine(f"GPU {gpu.index}", gpu, share)
             for _, gpu, share in self.seen().shares()
             if share.id == name
         ]
 
+    async def _series(
+        self, lines: list[ChartLine], figure: str, chosen: str, since: float = 0.0
+    ) -> HistoryLines:
+        if not chosen:
+            return self._watch.history.read([line.key(figure) for line in lines], since=since)
+        if self._archive is None:
+            raise UsageError(
+                "only the last hour is known", hint="start `allot web` with --prometheus URL"
+            )
+        return await self._archive.lines(lines, figure, RANGES[chosen])
+
     async def live(self, request: web.Request) -> web.StreamResponse:
-        """Send the number of each reading, until the browser leaves."""
+        """Send the number of each reading, until the browser leaves.
+
+        Also of one that ended after the page was made (`seen`), or while the connection was lost.
+        """
         if self._watch.subscribers >= _MOST_STREAMS:
             return self.refusal(503, "too many open pages", "close some")
         answer = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
+        seen = request.headers.get("Last-Event-ID", "") or request.query.get("seen", "")
         with suppress(ConnectionError), self._watch.subscribed() as news:  # the browser has left
             await answer.prepare(request)
+            if seen and seen != str(self._watch.number):
+                await answer.write(self._news())
             while not self._watch.is_closed:
                 news.clear()
                 try:
                     async with asyncio.timeout(_BEAT_S):
                         await news.wait()
-                    text = f"event: reading\ndata: {self._watch.number}\n\n"
+                    text = self._news()
                 except TimeoutError:
-                    text = ": nothing new\n\n"
-                await answer.write(text.encode())
+                    text = b": nothing new\n\n"
+                await answer.write(text)
         return answer
+
+    def _news(self) -> bytes:
+        number = self._watch.number
+        return f"id: {number}\nevent: reading\ndata: {number}\n\n".encode()
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         path, digest = self._static.get(request.match_info["name"], (None, ""))
@@ -323,24 +406,43 @@ class Pages:
                 return node, gpu
         raise NotFoundError(f"there is no GPU {uuid}", hint="or you may not see it")
 
-    def _charts(self, subject: str, name: str) -> list[dict[str, Any]]:
-        """Describe the charts, with the least, mean and most of each line in the last hour."""
+    async def _charts(self, request: web.Request, subject: str, name: str) -> dict[str, Any]:
+        """Describe the charts, with the least, mean and most of each line in the range."""
+        chosen = _range(request)
         found = []
-        for figure, title in _FIGURES.items():
-            lines = self._lines(subject, name, figure)
-            series = self._watch.history.read([key for _, key in lines])
-            rows = []
-            for (label, _), values in zip(lines, series.values, strict=True):
-                known = [value for value in values if value is not None]
-                if known:
-                    rows.append((label, min(known), sum(known) / len(known), max(known)))
-            query = urlencode({"figure": figure, subject: name})
+        for figure, title in _FIGURES.items() if not _is_part(request) else ():
+            lines = self._lines(subject, name)
+            problem, rows = "", []
+            try:
+                series = await self._series(lines, figure, chosen)
+            except AllotError as error:
+                problem = ": ".join(filter(None, (error.message, error.hint)))
+            else:
+                for line, values in zip(lines, series.values, strict=True):
+                    known = [value for value in values if value is not None]
+                    if known:
+                        rows.append((line.name, min(known), sum(known) / len(known), max(known)))
+            query = urlencode({"figure": figure, subject: name, **_kept(range=chosen)})
             found.append(
-                {"figure": figure, "title": title, "rows": rows, "address": f"/history?{query}"}
+                {
+                    "figure": figure,
+                    "title": title,
+                    "rows": rows,
+                    "address": f"/history?{query}",
+                    "problem": problem,
+                }
             )
-        return found
+        ranges = {"": "1h", **{each: each for each in RANGES}} if self._archive else {}
+        return {"charts": found, "ranges": ranges, "chosen": chosen}
 
-    def as_table(self, request: web.Request, table: PageTable) -> web.Response:
+    def as_table(
+        self,
+        request: web.Request,
+        table: PageTable,
+        *,
+        template: str = "table.html",
+        **values: Any,  # noqa: ANN401 - a template's
+    ) -> web.Response:
         """Answer with a table, as `format` asks: html, csv or json."""
         table = arranged(
             table,
@@ -358,16 +460,16 @@ class Pages:
             return web.Response(text=json_of(table), content_type="application/json")
         if kind != "html":
             raise UsageError(f"unknown format {kind!r}", hint="html, csv or json")
-        return self.rendered(request, "table.html", table=table)
+        return self.rendered(request, template, table=table, **values)
 
     def rendered(self, request: web.Request, template: str, **values: Any) -> web.Response:  # noqa: ANN401 - a template's
-        is_part = request.headers.get("X-Part") == "live"
         began = time.perf_counter()
         text = self._templates.get_template(template).render(
-            layout="part.html" if is_part else "base.html",
+            layout="part.html" if _is_part(request) else "base.html",
             path=request.path,
             read_at=self._watch.fleet.read_at,
             pace_s=self._watch.pace_s,
+            number=self._watch.number,
             problem=self._watch.problem,
             problems=self.seen().problems,
             viewer=VIEWER.get().name,
@@ -405,10 +507,27 @@ def _addresses(request: web.Request) -> Callable[..., str]:
 
     def address(**changes: object) -> str:
         query = {**request.query, **{name: str(value) for name, value in changes.items()}}
-        kept = {name: value for name, value in query.items() if value}
+        kept = _kept(**query)
         return request.path + (f"?{urlencode(kept)}" if kept else "")
 
     return address
+
+
+def _kept(**query: str) -> dict[str, str]:
+    return {name: value for name, value in query.items() if value}
+
+
+def _is_part(request: web.Request) -> bool:
+    """Tell whether the browser asks for the part of a page that changes."""
+    return request.headers.get("X-Part") == "live"
+
+
+def _range(request: web.Request) -> str:
+    """Return the range of charts; empty: the last hour. Raises `UsageError`."""
+    text = request.query.get("range", "")
+    if text and text not in RANGES:
+        raise UsageError("this address has an unknown range", hint=f"range: {', '.join(RANGES)}")
+    return text
 
 
 def _number(request: web.Request, name: str, default: int) -> int:
@@ -442,6 +561,7 @@ _FORMATS: Final[Mapping[CellKind, Callable[[Any], str]]] = {
     CellKind.BYTES: _bytes,
     CellKind.PART: _percent,
     CellKind.TIME: _clock,
+    CellKind.AMOUNT: "{:,.2f}".format,
 }
 
 

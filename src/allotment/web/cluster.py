@@ -87,6 +87,8 @@ class ClusterSource:
         uses: Sequence[NodeUse] = ()
         try:
             uses = await read_cluster_use(self.api, namespace=self._namespace)
+            if not uses and live.nodes:
+                problems.append(f"use: no node agent in namespace {self._namespace}")
         except KubeError as error:
             problems.append(f"use: {error.message}")
         quotas: tuple[NamespaceUse, ...] = ()

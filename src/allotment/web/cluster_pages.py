@@ -10,6 +10,7 @@ from aiohttp import web
 from allotment.kube.errors import ObjectMissingError
 from allotment.model.errors import BusyError, NotFoundError, UsageError
 from allotment.web.application import Pages
+from allotment.web.archive import Archive
 from allotment.web.cluster import ClusterSource
 from allotment.web.guarding import VIEWER
 from allotment.web.rights import LoginGuard, Logins, Rights
@@ -42,11 +43,12 @@ class ClusterPages(Pages):
         source: ClusterSource,
         *,
         title: str,
+        archive: Archive | None = None,
         has_login: bool = False,
         is_encrypted: bool = False,
     ) -> None:
         """`has_login`: viewers log in, and see what Kubernetes lets them see."""
-        super().__init__(watch, title=title)
+        super().__init__(watch, title=title, archive=archive)
         self._source = source
         self._turn = asyncio.Semaphore(1)
         """An explanation takes up to a second of a core."""
@@ -111,6 +113,7 @@ class ClusterPages(Pages):
             | {pod.namespace for pod in fleet.waiting}
             | {event.namespace for event in fleet.events}
             | {quota.namespace for quota in fleet.quotas}
+            | self.billed
         ) - {""}
 
     def _check(self, namespace: str, name: str = "what-if") -> None:

@@ -8,12 +8,14 @@ with; the page formats it by the column's kind.
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from allotment.cost.bills import UNALLOCATED, Bill
+from allotment.cost.splitting import GPU_HOUR
 from allotment.web.fleet import Fleet
 
 ROWS_OF_A_PAGE: Final = 200
@@ -31,6 +33,8 @@ class CellKind(StrEnum):
     PART = "part"
     NUMBER = "number"
     TIME = "time"
+    AMOUNT = "amount"
+    """Of money, or of GPU hours."""
     ROW = "row"
     """As the row's `KIND`."""
 
@@ -297,3 +301,40 @@ def quotas_table(fleet: Fleet) -> PageTable:
             for each in fleet.quotas
         ],
     )
+
+
+def cost_table(bill: Bill | None, namespaces: Collection[str] | None) -> PageTable:
+    """What all have, or only some namespaces; amounts in the bill's unit."""
+    amount = CellKind.AMOUNT
+    has_money = bill is not None and bill.has_money
+    hours = (PageColumn("gpu_hours", "GPU hours", amount),) if has_money else ()
+    return PageTable(
+        name="cost",
+        title="Cost",
+        columns=(
+            PageColumn("namespace", "Namespace"),
+            *hours,
+            PageColumn("paid", "Paid", amount),
+            PageColumn("unused", "Unused", amount),
+            PageColumn("held", "Held", amount),
+            PageColumn("busy", "Busy", amount),
+        ),
+        rows=_cost_rows(bill, namespaces) if bill else [],
+    )
+
+
+def _cost_rows(bill: Bill, namespaces: Collection[str] | None) -> list[Mapping[str, Value]]:
+    rows: list[Mapping[str, Value]] = []
+    for row in bill.rows(namespaces):
+        amount = bill.amount(row.account)
+        parts = {"unused": amount.unused, "held": amount.held, "busy": amount.busy}
+        is_rest = row.name == UNALLOCATED
+        rows.append(
+            {
+                "namespace": row.name,
+                "gpu_hours": row.account.hours.paid / GPU_HOUR,
+                "paid": amount.paid / bill.scale,
+                **{key: None if is_rest else part / bill.scale for key, part in parts.items()},
+            }
+        )
+    return rows

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from allotment.cost.history import Past, Span, past_accounts
+from allotment.cost.bills import Bill
+from allotment.cost.history import Span, past_bill
 from allotment.cost.peaks import share_histories
 from allotment.cost.prices import Prices, prices_of
 from allotment.cost.prometheus import Prometheus, PrometheusError, TimeSeries
@@ -71,8 +72,8 @@ def share(labels: Mapping[str, str] = SHARE, **figures: float) -> Answers:
     }
 
 
-def paid(answers: Answers, prices: Prices = Prices(), gaps: range = range(0)) -> Past:  # noqa: B008
-    return asyncio.run(past_accounts(PrometheusTwin(answers, gaps), SPAN, prices))
+def paid(answers: Answers, prices: Prices = Prices(), gaps: range = range(0)) -> Bill:  # noqa: B008
+    return asyncio.run(past_bill(PrometheusTwin(answers, gaps), SPAN, prices))
 
 
 def test_hours_are_split_and_added_up() -> None:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from allotment.cost.history import Span, past_accounts
+from allotment.cost.history import Span, past_bill
 from allotment.cost.prices import Prices
 from allotment.cost.prometheus import PrometheusError, TimeSeries, connect, shown
 from allotment.model.errors import NotFoundError, UsageError
@@ -90,7 +90,7 @@ def test_a_password_is_in_no_error() -> None:
 def test_a_prometheus_without_our_metrics() -> None:
     async def read(url: str) -> None:
         async with connect(url) as prometheus:
-            await past_accounts(prometheus, Span(1e9, 2), Prices())
+            await past_bill(prometheus, Span(1e9, 2), Prices())
 
     with serving(OK % ("", "")) as url, pytest.raises(NotFoundError, match="the last 2 days"):
         asyncio.run(read(url))

@@ -173,7 +173,7 @@ def test_each_reading_is_announced() -> None:
         async with TestClient(TestServer(pages.application(Known(pages.refusal)))) as client:
             answer = await client.get("/live")
             assert answer.content_type == "text/event-stream"
-            seen = [await answer.content.readline() for _ in range(6)]
+            seen = [await answer.content.readline() for _ in range(8)]
             assert seen.count(b"event: reading\n") == 2
             answer.close()
             history = await (await client.get("/history?node=node-0001&figure=time")).json()
@@ -181,6 +181,24 @@ def test_each_reading_is_announced() -> None:
             assert len(history["times"]) == len(history["values"][0])
 
     asyncio.run(run())
+
+
+def test_a_reading_that_ended_before_the_stream_began_is_announced() -> None:
+    async def test(client: Client, _: LinkGuard) -> None:
+        text = await (await client.get("/")).text()
+        number = text.partition('data-number="')[2].partition('"')[0]
+        for query, headers in (("?seen=0", {}), (f"?seen={number}", {"Last-Event-ID": "0"})):
+            answer = await client.get(f"/live{query}", headers=headers)
+            async with asyncio.timeout(10):
+                assert await answer.content.readline() == f"id: {number}\n".encode()
+            answer.close()
+        answer = await client.get(f"/live?seen={number}")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await answer.content.readline()
+        answer.close()
+
+    with_pages(test)
 
 
 def test_too_many_requests_of_a_client_are_refused_for_a_while() -> None:

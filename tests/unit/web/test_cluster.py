@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
-from api_server_twin import Reply, answered, api_of
-from explained_twin import GI, asking, node, pod
+from api_server_twin import api_of
+from cluster_page_twin import ANNE, NONE, ROOT, ServerTwin
+from explained_twin import GI
 
-from allotment.kube.clients import HttpRequest
 from allotment.metrics.use import GpuUse, ShareUse, Use
 from allotment.scheduler.cluster_use import NodeUse
 from allotment.scheduler.holdings import cluster_holdings
@@ -24,87 +22,6 @@ from allotment.web.rights import Rights
 from allotment.web.watching import Watch
 
 Client = TestClient[web.Request, web.Application]
-Json = dict[str, Any]
-NODES = [node("a"), node("b")]
-PODS = [
-    pod("one", asking(), on=("a", 0)),
-    pod("two", asking(), on=("a", 0)),
-    pod("other", asking(), on=("b", 1), namespace="web"),
-    pod("it", asking("60Gi", gpus=2)),
-]
-QUOTA = {
-    "metadata": {"name": "gpus", "namespace": "ml"},
-    "spec": {"hard": {"limits.allotment.dev/gpu-memory": "100Gi"}},
-}
-EVENT = {
-    "metadata": {"name": "e", "namespace": "ml"},
-    "involvedObject": {"kind": "Pod", "name": "one", "namespace": "ml"},
-    "reason": "ShareReady",
-    "message": "share of 20Gi",
-    "lastTimestamp": "2026-01-01T00:00:00Z",
-}
-ROOT, ANNE, NONE = "token-of-root", "token-of-anne", "token-of-none"
-USERS: Mapping[str, Json] = {
-    ANNE: {"username": "anne", "groups": ["dev"]},
-    ROOT: {"username": "root"},
-    NONE: {"username": "none"},
-}
-ALLOWED = {
-    ("root", "*", ""),
-    ("anne", "pods", "web"),
-    ("anne", "nodes", ""),
-}
-
-
-SHARE_READY: Json = {
-    "metadata": {},
-    "reason": "ShareReady",
-    "firstTimestamp": "2026-01-01T00:00:04Z",
-}
-
-
-class ServerTwin:
-    """An API server with these objects; `denied`: lists that it refuses."""
-
-    def __init__(self, *denied: str) -> None:
-        self.denied = denied
-        self.reviews: list[Json] = []
-
-    def __call__(self, request: HttpRequest) -> Reply:
-        path = request.path
-        if path.endswith(("tokenreviews", "subjectaccessreviews")):
-            return self._review(path, json.loads(request.body or b""))
-        assert request.method == "GET"
-        if path.endswith(self.denied or ("-",)):
-            return answered({"kind": "Status", "code": 403, "message": "no"}, 403)
-        is_events = request.params.get("fieldSelector") == "source=allotment-agent"
-        lists: Mapping[str, list[Json]] = {
-            "/api/v1/nodes": NODES,
-            "/api/v1/pods": PODS,
-            "/api/v1/resourcequotas": [QUOTA],
-            "/api/v1/namespaces/ml/resourcequotas": [QUOTA],
-            "/api/v1/namespaces/default/resourcequotas": [],
-            "/api/v1/namespaces/ml/events": [SHARE_READY],
-            "/api/v1/events": [EVENT] if is_events else [],
-            "/api/v1/namespaces/allotment-system/pods": [],
-        }
-        if path in lists:
-            return answered({"metadata": {}, "items": lists[path]})
-        for each in PODS:
-            meta = each["metadata"]
-            if path == f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}":
-                return answered(each)
-        return answered({"kind": "Status", "code": 404, "message": "not there"}, 404)
-
-    def _review(self, path: str, review: Json) -> Reply:
-        self.reviews.append(review)
-        spec = review["spec"]
-        if path.endswith("tokenreviews"):
-            user = USERS.get(spec["token"])
-            return answered({"status": {"authenticated": user is not None, "user": user or {}}})
-        asked = spec["resourceAttributes"]
-        names = {(spec["user"], asked["resource"], asked["namespace"]), (spec["user"], "*", "")}
-        return answered({"status": {"allowed": bool(names & ALLOWED)}})
 
 
 def with_pages(
@@ -248,6 +165,7 @@ def test_without_rights_to_quotas_and_events_the_rest_is_shown() -> None:
         text = await (await client.get("/")).text()
         assert "GPU-b-1" in text
         assert "Left out: quotas" in text
+        assert "Left out: use: no node agent in namespace allotment-system" in text
         assert "Left out: events" in text
 
     with_pages(test, "/api/v1/resourcequotas", "/api/v1/events")

@@ -59,7 +59,7 @@ async function refresh() {
       morph(live, fresh);
       live.dataset.updates = String(Number(live.dataset.updates || 0) + 1);
       roam();
-      await Promise.all(charts.map((chart) => chart.extend()));
+      await Promise.all(charts.map((chart) => chart.isStill || chart.extend()));
       say("live");
     } else if (answer.status === 401) say("not live: open the page again with its key");
     else say(`not live: status ${answer.status}`);
@@ -80,7 +80,7 @@ function pause() {
   if (!isPaused) refresh();
 }
 
-// ---- charts: the last hour, by uPlot
+// ---- charts by uPlot: the last hour, which grows; or a longer range, as it was when it was asked for
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -107,6 +107,7 @@ class Chart {
   constructor(place) {
     this.place = place;
     this.format = place.dataset.figure === "memory" ? inBytes : inPercent;
+    this.isStill = "still" in place.dataset;
     this.names = [];
     this.data = [[]];
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(place);
@@ -144,6 +145,8 @@ class Chart {
 
   draw() {
     this.plot?.destroy();
+    // Shares have the colours of the GPU's bar.
+    const shares = this.names[0] === "GPU" ? 1 : 0;
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
     this.plot = new uPlot(
       {
@@ -152,8 +155,8 @@ class Chart {
           {},
           ...this.names.map((label, place) => ({
             label,
-            stroke: colour(`--h${place % 6}`),
-            dash: place >= 6 ? [6, 4] : undefined,
+            stroke: colour(place < shares ? "--ink" : `--h${(place - shares) % 6}`),
+            dash: place - shares >= 6 ? [6, 4] : undefined,
             width: 1.5,
             points: { show: false },
             value: (_, value) => this.format(value),
@@ -267,7 +270,7 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden && isLate) refresh();
 });
 roam();
-const stream = new EventSource("/live");
+const stream = new EventSource(`/live?seen=${live.dataset.number}`);
 stream.addEventListener("open", () => say("live"));
 stream.addEventListener("error", () => say("not live: no connection"));
 stream.addEventListener("reading", refresh);
