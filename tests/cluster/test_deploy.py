@@ -22,6 +22,7 @@ from testbed.images import BUSYBOX, TOOLS
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
+from allotment.agent.dra.pods import RETRIED
 from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import ConflictError, DeniedError, KubeError
 from allotment.kube.policies import exists
@@ -136,6 +137,8 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     compute = {"allotment.dev/gpu-compute": "100"}
     amount = {"capacity": compute, "allocatable": compute}
     none = dict.fromkeys(compute)
+    retried = {"metadata": {"annotations": {RETRIED: "now"}}}
+    resized = {"metadata": {"annotations": {"allotment.dev/resize": "memory:1Gi"}}}
     healthy = {"type": "GpuHealthy", "status": "True", "reason": "AllHealthy", "message": ""}
     unready = {"type": "Ready", "status": "False", "reason": "x", "message": ""}
     owner = {"apiVersion": "v1", "kind": "Node", "name": "another", "uid": "1"}
@@ -147,8 +150,15 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (f"{own}/status", {"status": {"capacity": none, "allocatable": none}}),
         (own, {"metadata": {"annotations": dict.fromkeys(notes)}}),
         (own, gone),
+        (f"{DEFAULT_PODS}/waiting/status", retried),
     ]
     forbidden = [
+        (f"{DEFAULT_PODS}/waiting", retried, 'cannot patch resource "pods"'),
+        (f"{DEFAULT_PODS}/others/status", retried, "annotate pods of its own node alone"),
+        (f"{DEFAULT_PODS}/mine/status", retried, "of a pod that waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", {"status": {"reason": "x"}}, "that waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", {"metadata": {"labels": {"a": "b"}}}, "waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", resized, "of a pod that waits alone"),
         (other, label, "the agent of node node-1 may not change node another"),
         (f"{other}/status", {"status": amount}, "may not change node another"),
         (own, {"spec": {"unschedulable": True}}, "may not change a node's spec"),
@@ -198,6 +208,21 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         )
     )
 
+    unclaimed = [{"name": "gpu", "resourceClaimName": "none"}]
+    waiting = cluster.api.post(
+        DEFAULT_PODS,
+        pod(
+            "waiting",
+            container(["true"]),
+            nodeName=cluster.node_name,
+            resourceClaims=unclaimed,
+        ),
+    )["metadata"]
+
+    def phase_of_mine() -> str:
+        found: str = cluster.api.get(f"{DEFAULT_PODS}/mine")["status"]["phase"]
+        return found
+
     agents = Admin(config)
 
     def deletion(of: Document) -> str:
@@ -228,10 +253,11 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         assert "pods of its own node alone" in why
         assert "pods with extended resources alone" in deletion(plain)
         assert not deletion(mine)
+        wait_until(lambda: phase_of_mine() == "Failed", "refusal of a pod without a GPU")
         asyncio.run(try_all())
     finally:
         agents.close()
-        for each in (others, plain, mine):
+        for each in (others, plain, mine, waiting):
             cluster.api.delete(f"{DEFAULT_PODS}/{each['name']}", gracePeriodSeconds="0")
         cluster.api.delete(other)
 

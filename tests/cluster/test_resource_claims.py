@@ -43,6 +43,7 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.agent.dra.pods import RETRIED
+from allotment.model.placements import MAX_SHARES
 
 LOOK = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim"
 
@@ -280,6 +281,28 @@ def test_a_lost_gpu_evicts_the_pods_of_its_claims(node: NodeAgent, pods: Pods) -
         finally:
             node.fault("--gpu", lost, "--found")
         wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
+
+
+def test_the_64th_share_of_a_gpu_is_not_allocated(node: NodeAgent, pods: Pods) -> None:
+    """Seats are a capacity: kube-scheduler counts them."""
+    uuid = node.gpus()[0]
+    on_it = f"device.attributes['{DRIVER}'].uuid == '{uuid}'"
+
+    def parts(count: int) -> list[Json]:
+        made = [share(f"r{number}", memory="1Gi", compute="1") for number in range(count)]
+        for each in made:
+            each["exactly"]["selectors"] = [{"cel": {"expression": on_it}}]
+        return made
+
+    for name, count in (("most", 32), ("more", MAX_SHARES - 32), ("last", 1)):
+        claim(pods, name, *parts(count))
+    claims = [{"name": name, "resourceClaimName": name} for name in ("most", "more")]
+    pods.create(pod("full", container(["sleep", "1000"]), resourceClaims=claims))
+    pods.wait_ready("full")
+    assert len(node.shares()) == MAX_SHARES
+    pods.create(claiming("late", ["true"], "last"))
+    event = pods.wait_event("late", reason="FailedScheduling")
+    assert "cannot allocate all claims" in event["message"]
 
 
 def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -> None:

@@ -27,7 +27,7 @@ from allotment.shares.placing import ShareOrder, why_not_together
 
 _log = structlog.get_logger("allotment.agent")
 
-RETRIED: Final = "allotment.dev/claims-retried"
+RETRIED: Final = "claims.allotment.dev/retried"
 """An annotation of a pod: when the agent last asked the kubelet to look at its claims again."""
 _GATHER_S: Final = 0.5
 """Changes within this time cause one more try."""
