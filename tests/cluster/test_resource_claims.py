@@ -355,6 +355,7 @@ def test_a_claim_that_was_refused_is_prepared_when_its_gpu_has_room(
     assert burnt(pods, "soft").total_bytes == 10 * GIB
     print(f"{time.monotonic() - began:.1f} s from the pod's end")  # noqa: T201 - for the docs
     assert RETRIED in pods.get("soft")["metadata"]["annotations"]
+    assert [each.mode for each in node.shares()] == ["soft"]
 
 
 def test_programs_outside_of_claims_take_from_them(node: NodeAgent, pods: Pods) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that wait for a claim are shown to the kubelet again as soon as the claim can be prepared."""
+"""The kubelet looks again at pods that wait for a claim, as soon as it can be prepared."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from driver_twin import Scene, claim, result, serving
 from own_node_twin import until
 
+from allotment.agent.kubelet import services
+from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.model.errors import DoesNotFitError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.shares import ShareId
@@ -76,16 +78,22 @@ def test_a_claim_that_failed_is_prepared_when_the_node_changes(folder: Path) -> 
 
 
 def test_a_claim_that_was_released_is_prepared_no_more(folder: Path) -> None:
+    theirs = claim(result(), uid="u2")
+    theirs["metadata"]["name"] = "theirs"
+
     async def story() -> None:
         async with serving(folder, claim(result())) as scene:
+            scene.others["theirs"] = theirs
             await failed(scene)
+            method = services.prepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+            asked = dra.Claim(namespace="default", name="theirs", uid="u2")
+            await scene.call(method, dra.NodePrepareResourcesRequest(claims=[asked]))
+            assert await scene.release(), "the twin refuses all"
             scene.shares.refusal = None
-            assert not await scene.release()
-            reads = scene.reads
             change(scene, 1)
-            await asyncio.sleep(0)
-            assert not (await scene.prepare(uid="u2")).error == ""
-            assert (scene.reads, scene.shares.orders) == (reads + 1, [])
+            await until(lambda: scene.shares.orders)
+            owners = [each.owner for each in scene.shares.orders]
+            assert [each.uid for each in owners if each is not None] == ["u2"]
 
     asyncio.run(story())
 
@@ -100,8 +108,7 @@ def test_a_registration_resumes_the_pods_of_claims_here(folder: Path, driver: st
             assert not scene.pods.annotated
             reads = scene.reads
             scene.pods.is_synced = True
-            hear(scene)
-            scene.pods.hear(ENDED.uid, ENDED)
+            hear(scene, ENDED)
             await until(lambda: scene.reads > reads)
             await until(lambda: scene.pods.annotated or driver != "gpu.allotment.dev")
             expected = [WAITING.uid] if driver == "gpu.allotment.dev" else []
