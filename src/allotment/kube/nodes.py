@@ -444,6 +444,15 @@ class NodePods(Followed[DatedPod, Pod]):
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         await self._api.delete(path, uid=pod.uid, asked=f"delete pod {pod}")
 
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Write annotations of a pod that is not static. Raises `KubeError`.
+
+        Through its status: that right changes nothing that the pod runs.
+        """
+        change = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        await self._api.patch(path, change, asked=f"annotate pod {pod}")
+
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         """Return a pod as soon as the watch reports it; None after `timeout_s`.
 

@@ -169,6 +169,13 @@ class ContainerStatus(Narrow):
     allocated_resources: dict[str, str] | None = None
 
 
+class _PodClaim(Narrow):
+    """An entry of `spec.resourceClaims` or `status.resourceClaimStatuses`, or a claim's name."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class PodStatus(Narrow):
     """A pod's `status`."""
 
@@ -177,6 +184,8 @@ class PodStatus(Narrow):
     """The node that kube-scheduler tries first."""
     resource_claim_statuses: msgspec.Raw = _NULL
     """The names of claims that were made for the pod by templates."""
+    extended_resource_claim_status: _PodClaim | None = None
+    """The claim that kube-scheduler made for the pod's extended resources."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
@@ -199,22 +208,19 @@ class DatedPod(PodObject):
     metadata: _DatedMetadata
 
 
-class _PodClaim(Narrow):
-    """An entry of `spec.resourceClaims` or of `status.resourceClaimStatuses`."""
-
-    name: str
-    resource_claim_name: str | None = None
-
-
 _pod_claims: Final = msgspec.json.Decoder(list[_PodClaim] | None)
 
 
 def claims_of(item: PodObject) -> dict[str, bool]:
     """Return a pod's ResourceClaims by name, as far as they are known.
 
-    True: the claim was made by a template, for this pod alone.
+    True: the claim was made for this pod alone, by a template or for its extended resources.
     """
-    return dict(_named_claims(item).values())
+    claims = dict(_named_claims(item).values())
+    extended = item.status.extended_resource_claim_status
+    if extended is not None and extended.resource_claim_name:
+        claims[extended.resource_claim_name] = True
+    return claims
 
 
 def _named_claims(item: PodObject) -> dict[str, tuple[str, bool]]:
