@@ -236,6 +236,15 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
                  REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address));
 }
 
+// The driver ends no context before its work has ended, which may wait for what another thread does
+// next: that is waited for without the locks.
+static void drain(CUcontext context) {
+  UNCANCELLED;
+  if (context == NULL || DRIVER(USED(cuCtxPushCurrent_v2)(context)) != CUDA_SUCCESS) return;
+  DRIVER(REAL(cuCtxSynchronize)());
+  DRIVER(USED(cuCtxPopCurrent_v2)(&context));
+}
+
 #define DESTROY_CONTEXT(context, call, is_gone)      \
   do {                                               \
     process *own = process_attach();                 \
@@ -252,11 +261,13 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
 
 CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy)(context);
+  drain(context);
   DESTROY_CONTEXT(context, REAL(cuCtxDestroy)(context), true);
 }
 
 CUDA_WRAPPER(cuCtxDestroy_v2, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy_v2)(context);
+  drain(context);
   DESTROY_CONTEXT(context, REAL(cuCtxDestroy_v2)(context), true);
 }
 
@@ -368,6 +379,15 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   return result;
 }
 
+static void drain_primary(CUdevice ordinal) {
+  process *own = process_attach();
+  if (own == NULL) return;
+  process_lock(&own->context_lock);
+  CUcontext primary = known_primary(own, ordinal);
+  process_unlock(&own->context_lock);
+  drain(primary);
+}
+
 #define RELEASE_PRIMARY(device, call, is_reset)                              \
   do {                                                                       \
     process *own = process_attach();                                         \
@@ -391,11 +411,13 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset)(device);
+  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset)(device), true);
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset_v2)(device);
+  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset_v2)(device), true);
 }
 

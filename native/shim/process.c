@@ -125,6 +125,22 @@ void process_unlock(pthread_mutex_t *lock) {
   uncancelled_end();
 }
 
+// Driver's calls take microseconds, those that free or make memory milliseconds.
+#define TURN_NS UINT64_C(200000000)
+
+bool turn_take(call_turn *turn) {
+  bool is_long = __atomic_load_n(&turn->is_long, __ATOMIC_RELAXED) != 0;
+  if (process_lock_within(&turn->lock, is_long ? 0 : TURN_NS)) return true;
+  __atomic_store_n(&turn->is_long, 1, __ATOMIC_RELAXED);
+  return false;
+}
+
+void turn_give(call_turn *turn, bool taken) {
+  if (!taken) return;
+  __atomic_store_n(&turn->is_long, 0, __ATOMIC_RELAXED);
+  process_unlock(&turn->lock);
+}
+
 static bool is_usable(int error, const char *directory) {
   if (error != 0) say_unusable(directory, "ledger", -error);
   return error == 0;

@@ -103,6 +103,39 @@ static void no_call_waits_for_another_threads_launch(void) {
   OK(pthread_join(launcher, NULL));
 }
 
+static CUcontext ending;
+
+static void *destroy_behind_a_callback(void *unused) {
+  CUstream inside;
+  OK(cuCtxSetCurrent(ending));
+  OK(cuStreamCreate(&inside, CU_STREAM_NON_BLOCKING));
+  OK(cuLaunchHostFunc(inside, wait_until_told, NULL));
+  OK(cuCtxDestroy_v2(ending));
+  return NULL;
+}
+
+// The end of a context waits for its work, and that for what another thread does next.
+static void no_call_waits_for_another_threads_context(void) {
+  pthread_t destroyer;
+  CUcontext other;
+  begin();
+  spin(function, MS, stream);
+  OK(cuCtxCreate_v2(&ending, 0, 0));
+  OK(cuCtxSetCurrent(context));
+  OK(pthread_create(&destroyer, NULL, destroy_behind_a_callback, NULL));
+  pause_ns(100 * MS);
+  uint64_t begun = now_ns();
+  for (int i = 0; i < 50; i++) spin(function, MS, stream);
+  OK(cuStreamSynchronize(stream));
+  OK(cuCtxCreate_v2(&other, 0, 0));
+  OK(cuCtxDestroy_v2(other));
+  OK(cuDevicePrimaryCtxRetain(&other, 0));
+  OK(cuDevicePrimaryCtxRelease_v2(0));
+  expect_soon(begun);
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(destroyer, NULL));
+}
+
 // As the messages of a neighbour do.
 static void *wake_the_keeper(void *unused) {
   char path[1200];
@@ -462,6 +495,7 @@ static const test_case cases[] = {
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
     {"no_call_waits_for_another_threads_launch", no_call_waits_for_another_threads_launch},
+    {"no_call_waits_for_another_threads_context", no_call_waits_for_another_threads_context},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},
