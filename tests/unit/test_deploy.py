@@ -72,6 +72,7 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
     assert rights("ClusterRole") == {
         *(("pods", verb, "") for verb in (*read, "delete")),
         *(("nodes", verb, "") for verb in (*read, "patch")),
+        ("pods/status", "patch", ""),
         ("nodes/status", "patch", ""),
         ("events", "create", ""),
         ("events", "patch", ""),
