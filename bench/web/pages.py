@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import BaseTestServer, TestServer
 from api_server_twin import api_of
 from cluster_page_twin import ServerTwin, large
 from fleet_twin import FleetTwin, fleet
@@ -125,7 +125,7 @@ async def _measured(nodes: int, runs: int) -> tuple[Times, Times]:
 
 async def _times(
     watch: Watch,
-    server: TestServer,
+    server: BaseTestServer,
     addresses: Mapping[str, str],
     runs: int,
     found: dict[str, list[float]],
