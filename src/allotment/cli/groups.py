@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "simulate": "Replay a trace or a live cluster with scheduling policies.",
     "scheduler": "Choose nodes and GPUs for pods: the kube-scheduler extender.",
     "inspect": "Show who has what on the GPUs of a cluster.",
-    "why": "Say why a pod waits, and what would help.",
+    "why": "Say why a pod waits, what would help, or where its start went.",
     "explain": "Explain why a pod or a claim has its GPUs, or why it waits.",
     "status": "Show whether Allotment works in a cluster.",
     "bundle": "Collect what a bug report of a cluster needs, without secrets.",
