@@ -397,7 +397,7 @@ BENCHES: Final = (
         "page",
         "pages",
         90,
-        "What does the page cost with 1,200 nodes of 8 GPUs, and how soon is it painted?",
+        "What does the page cost with 1,200 nodes of 8 GPUs?",
         room="web",
         needs=(Need.CHROMIUM,),
     ),

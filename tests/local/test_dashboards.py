@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -135,11 +136,12 @@ def test_the_figures_are_right(server: Prometheus) -> None:
     assert GI < shares + others <= 80 * GI
     assert 0 < sum(each.value for each in board.ask(board.titled("GPU time by share"))) <= 1
     cost = Dashboard(MONITORING / "dashboards" / "allotment-namespace.json", server)
+    now = time.time()
     paid, free, idle = (
-        cost.ask(cost.titled(title))[0].value
+        cost.ask(cost.titled(title), at=now)[0].value
         for title in ("Paid per hour", "Not allocated", "Allocated and idle")
     )
-    kept = sum(each.value for each in cost.ask(cost.titled("Cost by namespace")))
+    kept = sum(each.value for each in cost.ask(cost.titled("Cost by namespace"), at=now))
     assert paid == 16 * 2.5
     assert free + kept == pytest.approx(paid)
     assert 0 < idle < kept

@@ -35,8 +35,8 @@ DAYS: Final = (1, 7, 14, 30)
 """Ranges of a bill."""
 _POINTS: Final = 240
 """Of a line."""
-_LEAST_RATE_S: Final = 300
-"""A rate needs two scrapes."""
+_LEAST_WINDOW_S: Final = 300
+"""A rate needs two scrapes, and a step without a scrape would be a gap."""
 _PATIENCE_S: Final = 15.0
 _MOST_KEPT: Final = 32
 """Answers."""
@@ -150,7 +150,7 @@ class Archive:
         wanted = list(lines)
         step = range_s // _POINTS
         end = int(self._clock()) // step * step
-        window = step if figure == "memory" else max(step, _LEAST_RATE_S)
+        window = max(step, _LEAST_WINDOW_S)
         uuids = "|".join(sorted({re.escape(line.gpu.uuid) for line in wanted}))
         where = f"gpu=~{json.dumps(uuids)}"
         queries = [now(_GPU_FIGURES[figure] % (where, window), by=GPU_LABELS)]
