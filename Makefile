@@ -22,7 +22,7 @@ native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
   $(shell find native -name build -prune -o -name '*.[ch]' -print))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel clean
+.PHONY: help demo test tests test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -31,8 +31,11 @@ help: ## this list
 demo: native ## two programs share a simulated GPU, before your eyes
 	@$(VENV)/bin/allot demo
 
+# With -j the tests begin while mypy, one long process, still runs.
+test: lint types tests ## lint, types and the tests: 20 minutes
+
 # Measured tests come after the others, one at a time. 5: none of the selected tests is one.
-test: lint types $(VENV)/.developer native testbed ## lint, types and the tests: 20 minutes
+tests: $(VENV)/.developer native testbed
 	$(pytest) -n $(WORKERS) -m "not thorough and not measured" $(PYTEST_ARGS)
 	$(pytest) -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
@@ -118,6 +121,7 @@ docs: $(VENV)/.developer ## the documentation site in build/site, generated part
 	$(python) tools/generate_cli_reference.py
 	$(python) tools/generate_man_pages.py
 	$(python) tools/generate_facts.py
+	$(python) tools/generate_monitoring.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
 wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architectures
@@ -141,7 +145,8 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@echo "setting up $(VENV) ... what allot needs"
 	@$(pip) install --constraint constraints.txt --group build --group cluster
 	@ALLOTMENT_NATIVE=later \
-	  $(pip) install --constraint constraints.txt --no-build-isolation --editable ".[kubernetes]"
+	  $(pip) install --constraint constraints.txt --no-build-isolation \
+	    --editable ".[kubernetes,tracing]"
 	@# An editable install compiles nothing; `allot` should start fast from the first time on.
 	@$(python) -m compileall -q src
 	@touch $@

@@ -111,7 +111,8 @@ typedef struct allot_usage_device {
   uint64_t host_bytes;   // of the allocations, how much may live in host memory now
   uint64_t lease_waits[ALLOT_WAIT_BUCKETS];
   uint64_t lease_wait_ns;  // their sum
-  uint64_t reserved[5];
+  uint64_t launches;       // of kernels and graphs, once they have ended
+  uint64_t reserved[4];
 } allot_usage_device;
 
 typedef struct allot_usage {

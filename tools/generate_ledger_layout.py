@@ -103,6 +103,7 @@ LEDGER = Layout(
             "host_bytes",
             "lease_waits",
             "lease_wait_ns",
+            "launches",
         ),
         "allot_usage": ("magic", "version", "slot_count", "high_slot", "devices", "slots"),
     },
@@ -169,7 +170,7 @@ LEASES = Layout(
         "allot_lent": ("serial", "lent_ns"),
         "allot_lease_state": ("now_ns",),
         "allot_seat_buffer": ("facts", "lent", "state"),
-        "allot_place_head": ("beat_ns", "running_ns"),
+        "allot_place_head": ("busy", "beat_ns", "running_ns"),
         "allot_leases_file": ("magic", "version", "root", "distrusted", "heads", "buffers"),
     },
 )

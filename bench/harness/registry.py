@@ -11,6 +11,7 @@ from enum import Enum
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bench.harness.options import Options
@@ -25,6 +26,7 @@ class Need(Enum):
     ROOT = "root"
     PYPERF = "pyperf (dependency group bench)"
     NUMPY = "numpy"
+    CHROMIUM = "Debian's chromium, and playwright (dependency group dev)"
     GPU = "a GPU, or --simulated"
 
     def missing(self, options: Options) -> str | None:
@@ -39,6 +41,9 @@ class Need(Enum):
             case Need.PYPERF | Need.NUMPY:
                 module = self.name.lower()
                 return None if find_spec(module) else f"no module {module}; needs {self.value}"
+            case Need.CHROMIUM:
+                has_chromium = Path("/usr/bin/chromium").exists() and find_spec("playwright")
+                return None if has_chromium else f"needs {self.value}"
             case Need.GPU:
                 return None if options.is_simulated else _no_gpu()
 
@@ -386,6 +391,15 @@ BENCHES: Final = (
         900,
         "Does the real scheduler place a trace as `allot simulate` does?",
         base="allot simulate",
+    ),
+    # ---- the page
+    Bench(
+        "page",
+        "pages",
+        90,
+        "What does the page cost with 1,200 nodes of 8 GPUs?",
+        room="web",
+        needs=(Need.CHROMIUM,),
     ),
     # ---- placement
     _placement("decisions", "decisions", 60, "How long do decisions take on a large cluster?"),

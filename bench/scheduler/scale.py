@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.metrics.scheduler import write_cluster
 from allotment.model.clusters import (
     ClusterPod,
     NodeInventory,
@@ -31,10 +32,14 @@ from allotment.model.clusters import (
 from allotment.model.compute import WHOLE
 from allotment.model.pods import PodUid
 from allotment.scheduler.core.book import BindOrder, Book
+from allotment.scheduler.core.cluster_events import KnownClaims
 from allotment.scheduler.core.nominations import NominatedCluster
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.wait_reasons import WaitReasons
 from allotment.scheduler.core.waiting import MOST_AHEAD
 from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.wire import read_filter
+from allotment.scheduler.figures import Books, series
 from bench.harness.options import Options
 from bench.harness.quantiles import Summary, summarize
 from bench.harness.results import RESULTS, Result
@@ -54,6 +59,8 @@ _STEPS: Final = {
     "question": "a question about the nominated node",
     "bind": "reserving the GPUs at bind",
     "refusal": "a question about the full nodes, for a pod that fits on none",
+    "figures": "reading the books for a scrape, in the event loop",
+    "text": "the text of a scrape, beside it",
 }
 _RATE: Final = re.compile(
     r"pods with shares, (?P<nodes>[\d,]+) nodes, (empty|half full): a pod's time in (?P<who>.+)"
@@ -197,6 +204,7 @@ def measure(number: int, pods: int) -> Point:
     load_s = time.thread_time() - began
     heard: dict[str, ClusterPod] = {}
     extender = Extender(book, None, observer=Ignored(), pods=heard.get)  # type: ignore[arg-type]
+    books = Books(book, QuotaBook(), KnownClaims(), WaitReasons())
     took = {step: list[float]() for step in _STEPS}
     ahead: deque[tuple[str, Spec, str]] = deque()
     for count, spec in zip(range(min(pods, 2 * number)), specs(2), strict=False):
@@ -212,6 +220,7 @@ def measure(number: int, pods: int) -> Point:
         ahead.append((uid, spec, booking.node))
         if len(ahead) == MOST_AHEAD:
             _bind(book, extender, heard, *ahead.popleft(), took)
+            _scrape(books, took)
     for count in range(_REFUSED):
         # Another amount of CPU each time, so that no answer is a repeated one.
         asked = body("large", Spec(2, 80, 100, 1000 + count), names[::2])
@@ -221,6 +230,15 @@ def measure(number: int, pods: int) -> Point:
         took["refusal"].append(_ms_since(began))
     steps = {step: summarize(samples) for step, samples in took.items()}
     return Point(number, steps, load_s, _rss_mib() - before)
+
+
+def _scrape(books: Books, took: Mapping[str, list[float]]) -> None:
+    began = time.thread_time()
+    taken = books.snapshot()
+    took["figures"].append(_ms_since(began))
+    began = time.thread_time()
+    write_cluster(series(taken), is_open=False)
+    took["text"].append(_ms_since(began))
 
 
 def _bind(

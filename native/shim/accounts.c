@@ -24,6 +24,11 @@ void account_copy(compute_device *at, uint64_t used_ns) {
   add(&shared_of(at)->copy_ns, used_ns);
 }
 
+// For a whole batch: a launch itself adds to nothing that is shared.
+void account_launches(compute_device *at, uint64_t launches) {
+  add(&shared_of(at)->launches, launches);
+}
+
 void account_throttled(compute_device *at) {
   add(&shared_of(at)->throttled, 1);
   add(&slot_of(at)->throttled, 1);

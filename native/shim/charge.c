@@ -128,6 +128,51 @@ void charge_correct(process *own, int device, uint64_t reserved, uint64_t actual
   if (actual < reserved) charge_release(own, device, reserved - actual);
 }
 
+// Whoever comes beside a call in place may take its room.
+static bool cover(process *own, int device, growing *reserve) {
+  if (LIKELY(reserve->uncovered == 0)) return true;
+  if (!charge_try(own, device, reserve->uncovered)) return false;
+  reserve->ahead += reserve->uncovered;
+  reserve->uncovered = 0;
+  return true;
+}
+
+static void count_call(growing *reserve) {
+  if (reserve->calls++ != 0) reserve->is_mixed = 1;
+}
+
+bool growing_begin(process *own, int device, growing *reserve, uint64_t bytes) {
+  if (!cover(own, device, reserve)) return false;
+  reserve->ahead += bytes;
+  count_call(reserve);
+  return true;
+}
+
+bool growing_begin_in_place(growing *reserve, uint64_t bytes) {
+  if (reserve->calls != 0) return false;
+  reserve->uncovered = bytes;
+  count_call(reserve);
+  return true;
+}
+
+uint64_t growing_end(growing *reserve, uint64_t bytes, bool in_place) {
+  bool is_uncovered = in_place && reserve->uncovered != 0;
+  reserve->calls--;
+  if (is_uncovered) reserve->uncovered = 0;
+  return is_uncovered ? 0 : bytes;
+}
+
+// What was read has in it what calls that are under way have taken, of what is reserved for them:
+// until they end, no more than all that was reserved is charged for both.
+void growing_settle(process *own, int device, growing *reserve, uint64_t read, uint64_t ended) {
+  uint64_t all = reserve->charged + reserve->ahead, wanted;
+  reserve->ahead -= ended;
+  wanted = read + reserve->ahead;
+  if (wanted > all) wanted = read > all ? read : all;
+  charge_correct(own, device, all, wanted);
+  __atomic_store_n(&reserve->charged, wanted - reserve->ahead, __ATOMIC_RELAXED);
+}
+
 void charge_note_context(process *own, int device, int64_t bytes) {
   device_state *state = &own->devices[device];
   pthread_mutex_lock(&state->charge_lock);

@@ -24,6 +24,18 @@ void charge_release(process *own, int device, uint64_t bytes);
 // From a reservation to what it turned out to be; a growth is not refused.
 void charge_correct(process *own, int device, uint64_t reserved, uint64_t actual);
 
+// A reserve that grows (process.h); with the lock that guards it, which is not held across the
+// call.
+//
+// A call begins with so many bytes reserved, or in place (with none, and `bytes` is what it grows
+// by should it find no room). False: it may not, beside another one that is under way.
+bool growing_begin(process *own, int device, growing *reserve, uint64_t bytes);
+bool growing_begin_in_place(growing *reserve, uint64_t bytes);
+// What is reserved for the call that ends: of one in place, what others have reserved meanwhile.
+uint64_t growing_end(growing *reserve, uint64_t bytes, bool in_place);
+// Brings the charge to what is reserved as read; `ended` was reserved for a call that has ended.
+void growing_settle(process *own, int device, growing *reserve, uint64_t read, uint64_t ended);
+
 // What a call needs that holds a lock: it is waited for without the lock, and all is tried anew.
 //
 //   do { lock; if (reservation_try(...)) result = reservation_called(..., driver's call); unlock; }

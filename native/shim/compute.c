@@ -44,6 +44,11 @@ static bool open_device(compute_state *all, int device) {
   return true;
 }
 
+bool compute_launches_block(void) {
+  const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+  return blocking != NULL && atoi(blocking) != 0;
+}
+
 static compute_state *make_state(process *own) {
   void *made =
       mmap(NULL, sizeof(compute_state), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -52,8 +57,7 @@ static compute_state *make_state(process *own) {
   compute_state *all = made;
   all->own = own;
   all->device_count = (int)own->device_count;
-  const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-  all->marks.launches_block = blocking != NULL && atoi(blocking) != 0;
+  all->marks.launches_block = own->launches_block != 0 || compute_launches_block();
   for (int device = 0; device < all->device_count; device++) {
     if (open_device(all, device)) all->has_turns = 1;
   }

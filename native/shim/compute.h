@@ -138,6 +138,9 @@ static inline bool compute_is_unknown(void) {
   return own != NULL && __atomic_load_n(&own->compute, __ATOMIC_RELAXED) == NULL;
 }
 
+// Do launches return when their work has ended, as the environment says now?
+bool compute_launches_block(void);
+
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
 bool compute_take_place(compute_device *at);
@@ -219,6 +222,7 @@ static inline bool keeper_is_stopped(const compute_state *all) {
 
 void account_gpu(compute_device *at, uint64_t used_ns);
 void account_copy(compute_device *at, uint64_t used_ns);
+void account_launches(compute_device *at, uint64_t launches);
 void account_throttled(compute_device *at);
 void account_held(compute_device *at, uint64_t held_ns);
 void account_wait(compute_device *at, uint64_t waited_ns);

@@ -86,7 +86,7 @@ typedef struct creation {
   uint64_t bytes;    // what it is charged
   bool is_estimate;  // to be measured
   bool is_measured;
-  uint64_t before;
+  uint64_t before, charged_before;
 } creation;
 
 static CUresult creation_of(creation *made, CUdevice ordinal) {
@@ -100,11 +100,33 @@ static CUresult creation_of(creation *made, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+// What the first context of a device was measured to take; 0: none was. With the context_lock.
+static uint64_t first_bytes[ALLOT_MAX_DEVICES];
+
+static uint64_t charged_to(const process *own, int device) {
+  const joined_device *joined = &own->joined[device];
+  return allot_ledger_slot_used(joined->ledger, joined->ledger->slot, joined->index);
+}
+
 static bool creation_begin(creation *made) {
   if (!reservation_try(&made->needed, made->bytes)) return false;
+  process *own = made->at.own;
   made->is_measured =
-      made->is_estimate && measure_process_bytes(made->at.own, made->at.device, &made->before);
+      made->is_estimate && measure_process_bytes(own, made->at.device, &made->before);
+  made->charged_before = charged_to(own, made->at.device);
   return true;
+}
+
+// What the process has more of now, and what other threads have not taken or freed meanwhile. Of
+// calls that were on their way some is left in it: no context takes more than the first, which
+// nothing else of this process could be beside.
+static uint64_t measured_bytes(const creation *made, uint64_t after, uint64_t charged_after) {
+  uint64_t *first = &first_bytes[made->at.device];
+  int64_t grown = (int64_t)(after - made->before) - (int64_t)(charged_after - made->charged_before);
+  bool is_likely = grown > 0 && grown <= (int64_t)(4096 * MIB);
+  uint64_t bytes = is_likely ? (uint64_t)grown : made->bytes;
+  if (is_likely && made->before == 0) *first = bytes;
+  return *first != 0 && bytes > *first ? *first : bytes;
 }
 
 // Replaces the estimate by what the driver says. False: that does not fit. What it wants is known
@@ -112,9 +134,10 @@ static bool creation_begin(creation *made) {
 static bool creation_measure(creation *made) {
   uint64_t after;
   process *own = made->at.own;
-  if (!made->is_measured || !measure_process_bytes(own, made->at.device, &after)) return true;
-  if (after <= made->before || after - made->before > 4096 * MIB) return true;  // not the context
-  made->bytes = after - made->before;
+  if (!made->is_measured) return true;
+  uint64_t charged_after = charged_to(own, made->at.device);
+  if (!measure_process_bytes(own, made->at.device, &after)) return true;
+  made->bytes = measured_bytes(made, after, charged_after);
   return reservation_try(&made->needed, made->bytes);
 }
 
@@ -213,6 +236,15 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
                  REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address));
 }
 
+// The driver ends no context before its work has ended, which may wait for what another thread does
+// next: that is waited for without the locks.
+static void drain(CUcontext context) {
+  UNCANCELLED;
+  if (context == NULL || DRIVER(USED(cuCtxPushCurrent_v2)(context)) != CUDA_SUCCESS) return;
+  DRIVER(REAL(cuCtxSynchronize)());
+  DRIVER(USED(cuCtxPopCurrent_v2)(&context));
+}
+
 #define DESTROY_CONTEXT(context, call, is_gone)      \
   do {                                               \
     process *own = process_attach();                 \
@@ -229,11 +261,13 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
 
 CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy)(context);
+  drain(context);
   DESTROY_CONTEXT(context, REAL(cuCtxDestroy)(context), true);
 }
 
 CUDA_WRAPPER(cuCtxDestroy_v2, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy_v2)(context);
+  drain(context);
   DESTROY_CONTEXT(context, REAL(cuCtxDestroy_v2)(context), true);
 }
 
@@ -345,6 +379,15 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   return result;
 }
 
+static void drain_primary(CUdevice ordinal) {
+  process *own = process_attach();
+  if (own == NULL) return;
+  process_lock(&own->context_lock);
+  CUcontext primary = known_primary(own, ordinal);
+  process_unlock(&own->context_lock);
+  drain(primary);
+}
+
 #define RELEASE_PRIMARY(device, call, is_reset)                              \
   do {                                                                       \
     process *own = process_attach();                                         \
@@ -368,11 +411,13 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset)(device);
+  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset)(device), true);
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset_v2)(device);
+  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset_v2)(device), true);
 }
 

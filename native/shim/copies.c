@@ -19,7 +19,7 @@ static void copy_begin(copy_pass *pass, CUstream stream) {
   if (!compute_join(of->at) || keeper_is_stopped(all)) return;
   // A copy in the legacy stream comes between the kernels of the others.
   if (stream == STREAM_LEGACY || stream == NULL) marks_settle(all);
-  process_lock(&of->lock);
+  if (!process_lock_within(&of->lock, INSIDE_NS)) return;
   pass->marks = copy_before(of);
   if (pass->marks != NULL) {
     pass->stream = of;
@@ -30,9 +30,9 @@ static void copy_begin(copy_pass *pass, CUstream stream) {
 
 // Not with the lock held from the beginning: a copy may wait for the stream, and for the program.
 static void copy_end(copy_pass *pass) {
-  process_lock(&pass->stream->lock);
-  copy_after(pass->stream, pass->marks);
-  process_unlock(&pass->stream->lock);
+  bool is_ours = process_lock_within(&pass->stream->lock, INSIDE_NS);
+  copy_after(pass->stream, pass->marks, is_ours);
+  if (is_ours) process_unlock(&pass->stream->lock);
   uncancelled_end();
   compute_state *all = pass->stream->at->all;
   if (__atomic_load_n(&all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0) keeper_wake(all);

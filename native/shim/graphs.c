@@ -17,19 +17,18 @@
 
 // ---- the reserve; with graph_lock held ----
 
-// Brings the charge to what is reserved; `ahead` was charged beyond it.
-static void settle_device(process *own, int device, uint64_t ahead) {
+// Brings the charge to what is reserved; `ended` was reserved for a call that has ended.
+static void settle_device(process *own, int device, uint64_t ended) {
   device_state *state = &own->devices[device];
-  uint64_t reserved = state->graph_charged + ahead;
+  uint64_t before = state->graphs.charged, reserved = before + ended;
   DRIVER(USED(cuDeviceGetGraphMemAttribute)(state->graph_ordinal,
                                             CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
-  charge_correct(own, device, state->graph_charged + ahead, reserved);
-  if (reserved < state->graph_charged) state->last_graph = 0;
-  __atomic_store_n(&state->graph_charged, reserved, __ATOMIC_RELAXED);
+  if (reserved < before) state->last_graph = 0;
+  growing_settle(own, device, &state->graphs, reserved, ended);
 }
 
 void graphs_settle(process *own, int device) {
-  if (__atomic_load_n(&own->devices[device].graph_charged, __ATOMIC_RELAXED) == 0) return;
+  if (__atomic_load_n(&own->devices[device].graphs.charged, __ATOMIC_RELAXED) == 0) return;
   process_lock(&own->graph_lock);
   settle_device(own, device, 0);
   process_unlock(&own->graph_lock);
@@ -51,7 +50,9 @@ typedef struct growth {
   uint64_t graph;  // 0: there is no executable graph yet
   CUstream stream;
   patience left;
-  int short_of;  // the device whose part does not fit; -1: none
+  uint32_t in_place;  // a bit for each device
+  int short_of;       // the device whose part does not fit; -1: none
+  bool has_turn;
 } growth;
 
 static bool try_device(growth *of, int device) {
@@ -71,34 +72,67 @@ static void let_go(growth *of) {
   }
 }
 
-// Reserves what is not reserved yet, and keeps the graph_lock until growth_end. False: it does not
-// fit. An executable graph that is launched again, with no other in between, finds its memory in
-// place.
-static bool growth_begin(growth *of) {
-  process *own = of->own;
-  process_lock(&own->graph_lock);
+// An executable graph that is launched again, with no other in between, finds its memory in place.
+static bool begin_device(growth *of, int device) {
+  device_state *state = &of->own->devices[device];
+  bool is_in_place = of->graph != 0 && state->last_graph == of->graph;
+  if (of->need.reserved[device] == 0 && is_in_place &&
+      growing_begin_in_place(&state->graphs, of->need.least[device])) {
+    of->in_place |= 1u << device;
+    return true;
+  }
+  state->graph_ordinal = of->need.ordinals[device];
+  if (of->need.reserved[device] == 0 && !try_device(of, device)) return false;
+  return growing_begin(of->own, device, &state->graphs, of->need.reserved[device]);
+}
+
+// What was reserved for the device's part of the call.
+static uint64_t end_device(growth *of, int device) {
+  bool in_place = (of->in_place & 1u << device) != 0;
+  uint64_t bytes = in_place ? of->need.least[device] : of->need.reserved[device];
+  return growing_end(&of->own->devices[device].graphs, bytes, in_place);
+}
+
+static bool begin_devices(growth *of) {
   of->short_of = -1;
+  of->in_place = 0;
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-    if ((of->need.devices & 1u << device) == 0 || of->need.reserved[device] != 0) continue;
-    device_state *state = &own->devices[device];
-    if (of->graph != 0 && state->last_graph == of->graph) continue;
-    state->graph_ordinal = of->need.ordinals[device];
-    if (try_device(of, device)) continue;
-    of->short_of = device;
-    process_unlock(&own->graph_lock);
+    if ((of->need.devices & 1u << device) == 0 || begin_device(of, device)) continue;
+    if (of->need.reserved[device] == 0) of->short_of = device;
+    while (--device >= 0) {
+      if ((of->need.devices & 1u << device) == 0) continue;
+      of->own->devices[device].graphs.ahead -= end_device(of, device);
+    }
     return false;
   }
   return true;
 }
 
+// Reserves what is not reserved yet. False: it does not fit. Another call is waited for, but not
+// one that takes long: it may wait for this thread.
+static bool growth_begin(growth *of) {
+  process *own = of->own;
+  of->has_turn = turn_take(&own->graph_turn);
+  process_lock(&own->graph_lock);
+  bool has_begun = begin_devices(of);
+  process_unlock(&own->graph_lock);
+  if (!has_begun) turn_give(&own->graph_turn, of->has_turn);
+  return has_begun;
+}
+
 static CUresult growth_end(growth *of, CUresult result) {
+  process *own = of->own;
+  process_lock(&own->graph_lock);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     if ((of->need.devices & 1u << device) == 0) continue;
-    settle_device(of->own, device, of->need.reserved[device]);
+    device_state *state = &own->devices[device];
+    settle_device(own, device, end_device(of, device));
     of->need.reserved[device] = 0;
-    of->own->devices[device].last_graph = result == CUDA_SUCCESS ? of->graph : 0;
+    bool is_placed = result == CUDA_SUCCESS && state->graphs.is_mixed == 0;
+    state->last_graph = is_placed ? of->graph : 0;
   }
-  process_unlock(&of->own->graph_lock);
+  process_unlock(&own->graph_lock);
+  turn_give(&own->graph_turn, of->has_turn);
   return result;
 }
 
@@ -296,16 +330,26 @@ GRAPH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream), false)
 CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
   process *own = process_known();
   if (!some_allocate(own) || !governed()) return REAL(cuGraphExecDestroy)(graph);
+  UNCANCELLED;
+  // It is forgotten first: the driver may give the handle to another thread's graph at once.
+  graph_need need;
+  bool is_known = recall(own, (uint64_t)(uintptr_t)graph, &need);
   process_lock(&own->graph_lock);
+  forget(own, (uint64_t)(uintptr_t)graph);
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    uint64_t *last = &own->devices[device].last_graph;
+    if (*last == (uint64_t)(uintptr_t)graph) *last = 0;
+  }
+  process_unlock(&own->graph_lock);
   CUresult result = DRIVER(REAL(cuGraphExecDestroy)(graph));
-  if (result == CUDA_SUCCESS) {
-    forget(own, (uint64_t)(uintptr_t)graph);
-    for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-      if (own->devices[device].last_graph == (uint64_t)(uintptr_t)graph) {
-        own->devices[device].last_graph = 0;
-      }
-      if (own->devices[device].graph_charged != 0) settle_device(own, device, 0);
-    }
+  if (!is_known) return result;
+  if (result != CUDA_SUCCESS) {
+    remember(own, (uint64_t)(uintptr_t)graph, &need);
+    return result;
+  }
+  process_lock(&own->graph_lock);
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if (own->devices[device].graphs.charged != 0) settle_device(own, device, 0);
   }
   process_unlock(&own->graph_lock);
   return result;
@@ -319,7 +363,7 @@ CUDA_WRAPPER(cuDeviceGraphMemTrim, (CUdevice ordinal)) {
   process_lock(&own->graph_lock);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     device_state *state = &own->devices[device];
-    if (state->graph_charged == 0 || state->graph_ordinal != ordinal) continue;
+    if (state->graphs.charged == 0 || state->graph_ordinal != ordinal) continue;
     settle_device(own, device, 0);
     state->last_graph = 0;
   }

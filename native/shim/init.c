@@ -3,6 +3,7 @@
 // of CUDA_VISIBLE_DEVICES.
 #include <string.h>
 
+#include "compute.h"
 #include "driver.h"
 #include "mps.h"
 #include "process.h"
@@ -13,6 +14,7 @@ static CUresult initialize(process *own, unsigned flags) {
   visible_devices(list, own->policies, own->device_count);
   visible_override override;
   if (!visible_begin(&override, list)) return CUDA_ERROR_OUT_OF_MEMORY;
+  own->launches_block = compute_launches_block();
   CUresult result = DRIVER(REAL(cuInit)(flags));
   visible_end(&override);
   return result;

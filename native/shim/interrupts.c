@@ -11,8 +11,7 @@ static void interrupt(CUstream stream) {
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) return;
   stream_state *of = stream_state_of(all, stream, false);
-  if (of == NULL) return;
-  process_lock(&of->lock);
+  if (of == NULL || !process_lock_within(&of->lock, INSIDE_NS)) return;
   batch_interrupt(of);
   process_unlock(&of->lock);
 }

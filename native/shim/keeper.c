@@ -278,15 +278,6 @@ static void *keep(void *context) {
 // calling it anyway. No exit hangs: what another thread or the GPU does not end within LATE_NS is
 // not waited for.
 
-// The thread that would end it may be gone.
-static bool lock_late(pthread_mutex_t *lock) {
-  for (uint64_t end = clock_ns() + LATE_NS; clock_ns() < end;) {
-    if (process_trylock(lock)) return true;
-    nanosleep(&(struct timespec){.tv_nsec = BEAT_NS / 2}, NULL);
-  }
-  return false;
-}
-
 static void note_late(compute_device *at, uint64_t now) {
   if (load(at->leases.file->heads[at->leases.place].running_ns) == 0) {
     allot_lease_tell_running(&at->leases, now);
@@ -311,8 +302,8 @@ static uint64_t ask_late(compute_device *at, uint32_t *ticket) {
 }
 
 bool keeper_begin_late(compute_device *at) {
-  if (lock_late(&at->all->late_lock)) {
-    for (uint64_t again_ns = 1; again_ns != 0 && lock_late(&at->lease_lock);) {
+  if (process_lock_within(&at->all->late_lock, LATE_NS)) {
+    for (uint64_t again_ns = 1; again_ns != 0 && process_lock_within(&at->lease_lock, LATE_NS);) {
       uint32_t ticket = 0;
       again_ns = ask_late(at, &ticket);
       process_unlock(&at->lease_lock);
@@ -336,7 +327,7 @@ void keeper_end_late(compute_device *at, CUstream stream, bool launched) {
   }
   bool runs = result == CUDA_ERROR_NOT_READY;
   uint64_t since_ns = load(at->leases.file->heads[at->leases.place].running_ns);
-  if (lock_late(&at->lease_lock)) {
+  if (process_lock_within(&at->lease_lock, LATE_NS)) {
     allot_lease lease;
     admission_spend(at, now > since_ns && since_ns != 0 ? now - since_ns : 0);
     allot_lease_tell_running(&at->leases, runs ? now : 0);

@@ -32,9 +32,6 @@
 // After so long without an end of anything it is asked whether anything has begun. Longer than a
 // slice of the driver's time slicing, in which a foreign process may run.
 #define OVERDUE_NS (2200 * MICROSECOND)
-// A launch that is inside the driver for so long waits there: for a full queue, or for a module to
-// be loaded.
-#define INSIDE_NS (20 * MILLISECOND)
 
 // ---- batches ----
 
@@ -80,7 +77,9 @@ static void put_batch_locked(mark_store *store, batch *used) {
 // Nothing of the batch is under way any more.
 static void leave_batch(compute_device *at, const batch *done) {
   admission_end(at, done->expected_ns);
-  if (done->launches != 0) admission_leave(at);
+  if (done->launches == 0) return;
+  account_launches(at, done->launches);
+  admission_leave(at);
 }
 
 // Launches that cannot be measured are charged as they were expected.
@@ -120,8 +119,9 @@ void batch_close(stream_state *of, bool is_late, uint64_t now) {
   mark *end = closed->end = mark_set(of);
   closed->closed_ns = clock_ns();
   closed->due_ns = of->free_ns;
-  // The thread may have been kept from setting the mark.
-  closed->is_late = is_late || closed->closed_ns - now > SUBMIT_NS;
+  // The thread may have been kept from setting the mark. Where launches block, all work has ended
+  // by then, and nothing but the mark says when.
+  closed->is_late = is_late || (!store->launches_block && closed->closed_ns - now > SUBMIT_NS);
   bool is_measured = end != NULL && closed->start != NULL;
   pthread_mutex_lock(&store->lock);
   mark_give_back_locked(of->last_end);
@@ -240,6 +240,7 @@ static void refuse(stream_state *of, const batch_launch *launch) {
 static void guess_launch(const stream_state *of, const batch_launch *launch) {
   __atomic_add_fetch(&of->at->uncharged_ns, launch->expected_ns, __ATOMIC_RELAXED);
   admission_end(of->at, launch->expected_ns);
+  account_launches(of->at, 1);
   if (launch->is_counted) admission_leave(of->at);
 }
 
@@ -300,9 +301,9 @@ batch *copy_before(stream_state *of) {
   return copied;
 }
 
-void copy_after(stream_state *of, batch *copied) {
+void copy_after(stream_state *of, batch *copied, bool is_ours) {
   if (copied == NULL) return;
-  copied->end = mark_set(of);
+  if (is_ours) copied->end = mark_set(of);
   if (copied->start == NULL || copied->end == NULL) {
     guess_batch(of, copied);
     return;
@@ -356,13 +357,20 @@ static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   }
 }
 
-static void measure(compute_device *at, stream_state *of, const batch *done) {
+// Nobody can ask its events any more: its work ran from its launch until now, at most.
+static void measure_lost(compute_device *at, const batch *lost) {
+  if (lost->launches == 0) return;
+  admission_spend(at, timeline_add(&at->covered, (int64_t)lost->opened_ns, (int64_t)clock_ns()));
+}
+
+// False: the driver does not tell.
+static bool measure(compute_device *at, stream_state *of, const batch *done) {
   bool told;
   uint64_t took = elapsed_ns(done->start, done->end, &told);
-  if (!told) return;
+  if (!told) return false;
   if (done->launches == 0) {
     account_copy(at, took);
-    return;
+    return true;
   }
   pthread_mutex_lock(&at->all->marks.lock);  // references of marks
   int64_t from = position_of(of->marks, done);
@@ -378,6 +386,7 @@ static void measure(compute_device *at, stream_state *of, const batch *done) {
   uint64_t added = timeline_add(&at->covered, from, to);
   __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
   if (is_exact) learn(at, done, added);
+  return true;
 }
 
 // The keeper's current context is that of the events it asks for. Only while the marks_lock is
@@ -397,7 +406,8 @@ void marks_leave_context(void) {
 static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   CUresult result = DRIVER(USED(cuEventQuery)(oldest->end->event));
   if (result == CUDA_ERROR_NOT_READY) return false;
-  if (result == CUDA_SUCCESS) measure(at, of, oldest);
+  // After a fault of the program the driver has only that error for every call.
+  if (result != CUDA_SUCCESS || !measure(at, of, oldest)) measure_lost(at, oldest);
   mark_store *store = &at->all->marks;
   pthread_mutex_lock(&store->lock);
   of->first = oldest->next;
@@ -575,12 +585,7 @@ void batches_drop(compute_device *at, stream_state *of) {
     dropped->next = of->first;
     of->first = dropped;
   }
-  // Nobody can ask their events any more: they ran from their launch until now, at most.
-  uint64_t now = clock_ns();
-  for (const batch *each = of->first; each != NULL; each = each->next) {
-    if (each->launches == 0) continue;
-    admission_spend(at, timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now));
-  }
+  for (const batch *each = of->first; each != NULL; each = each->next) measure_lost(at, each);
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
     leave_batch(at, dropped);

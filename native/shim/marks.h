@@ -17,10 +17,14 @@ struct compute_device;
 struct compute_state;
 
 #define BATCH_LAUNCHES 64
+// A launch that is inside the driver for so long waits there: for a full queue, for a module to be
+// loaded, or for its own end (CUDA_LAUNCH_BLOCKING). It has its stream's lock, and may wait for
+// what another thread does next: nobody else waits for that lock any longer.
+#define INSIDE_NS UINT64_C(20000000)
 
 // ---- which time was covered (timeline.c) ----
 
-#define TIMELINE_PIECES 64
+#define TIMELINE_PIECES 1024
 
 typedef struct timeline {
   int count;
@@ -183,7 +187,8 @@ void batch_close(stream_state *of, bool is_late, uint64_t now);
 void batch_interrupt(stream_state *of);
 // A copy's marks, around the call.
 batch *copy_before(stream_state *of);
-void copy_after(stream_state *of, batch *copied);
+// Without the lock (`is_ours` false) it cannot be measured.
+void copy_after(stream_state *of, batch *copied, bool is_ours);
 
 // Ends the open batches of the current context's streams: the program is about to wait.
 void marks_settle(struct compute_state *all);

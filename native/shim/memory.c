@@ -332,7 +332,7 @@ bool plain_exported(process *own, uint64_t address) {
     if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {     \
       return DRIVER(call);                                                                \
     }                                                                                     \
-    if (gone.kind == KIND_POOLED) return pools_free(own, pointer);                        \
+    if (gone.kind == KIND_POOLED) return pools_free(own, &gone);                          \
     if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) return DRIVER(call); \
     if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                               \
     CUresult result = DRIVER(call);                                                       \

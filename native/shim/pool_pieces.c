@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation: pieces of pools.
 //
-// All allocations of a device's pools come through here one at a time. The most that a pool can
-// grow by is reserved before, and what it did not need is given back after.
+// The allocations of a device's pools come through here one at a time, as long as none waits in the
+// driver. The most that a pool can grow by is reserved before, and what it did not need is given
+// back after.
 #include "dead.h"
 #include "driver.h"
 #include "memory.h"
@@ -20,9 +21,24 @@ typedef struct pool_request {
   pool_state *pool;
   CUstream stream;
   uint64_t bytes;
-  uint64_t growth;  // what is reserved for the pool to grow by
-  bool is_short;    // the driver had no memory for it
+  uint64_t growth;   // what the pool may grow by
+  bool is_reserved;  // the growth is
+  bool has_turn;
+  bool is_short;  // the driver had no memory for it
 } pool_request;
+
+// Around all that changes a pool.
+static void enter(pool_request *request) {
+  device_state *state = &request->own->devices[request->pool->device];
+  request->has_turn = turn_take(&state->pool_turn);
+  process_lock(&state->pool_lock);
+}
+
+static void leave(pool_request *request) {
+  device_state *state = &request->own->devices[request->pool->device];
+  process_unlock(&state->pool_lock);
+  turn_give(&state->pool_turn, request->has_turn);
+}
 
 // Does the pool certainly have a gap? What was freed in this stream can be had in it without
 // waiting, what was freed in others cannot.
@@ -47,43 +63,55 @@ static void wait_for_all(process *own, int device) {
   pools_each(own, device, pool_forget_streams);
 }
 
-// Reserves for the growth, or sees that there will be none, making room in the pools of this
-// process if need be: what was freed is waited for and trimmed. Called and returns with the pool
-// lock held.
-static bool reserve_growth(pool_request *request) {
-  process *own = request->own;
-  int device = request->pool->device;
-  pthread_mutex_t *lock = &own->devices[device].pool_lock;
-  if (LIKELY(charge_try(own, device, request->growth))) return true;
-  uint64_t growth = request->growth;
-  request->growth = 0;
-  if (has_room(request)) return true;
-  request->growth = growth;
+// Beside another call no gap is certain.
+static bool begin_in_place(const pool_request *request) {
+  growing *reserve = &request->pool->reserve;
+  return reserve->calls == 0 && has_room(request) &&
+         growing_begin_in_place(reserve, request->growth);
+}
 
-  // Other threads' allocations may be what the stream waits for.
-  process_unlock(lock);
-  pools_settle(own, device);
-  bool fits = charge_try(own, device, growth);
-  if (!fits) {
-    DRIVER(REAL(cuStreamSynchronize)(request->stream));
-    pools_each(own, device, pool_trim);
-    fits = charge_try(own, device, growth);
-  }
-  if (!fits) {
-    wait_for_all(own, device);
-    pools_each(own, device, pool_trim);
-    fits = charge_try(own, device, growth);
-  }
-  process_lock(lock);
-  if (fits) return true;
-  if (has_room(request)) {
-    request->growth = 0;
+static bool begin_reserved(pool_request *request) {
+  request->is_reserved = true;
+  const pool_state *pool = request->pool;
+  if (growing_begin(request->own, pool->device, &request->pool->reserve, request->growth))
     return true;
+  charge_release(request->own, pool->device, request->growth);
+  return false;
+}
+
+// Without turn and lock: others' allocations may be what the stream waits for.
+static bool make_room(process *own, int device, CUstream stream, uint64_t growth) {
+  pools_settle(own, device);
+  if (charge_try(own, device, growth)) return true;
+  DRIVER(REAL(cuStreamSynchronize)(stream));
+  pools_trim(own, device);
+  if (charge_try(own, device, growth)) return true;
+  wait_for_all(own, device);
+  pools_trim(own, device);
+  return charge_try(own, device, growth);
+}
+
+// Begins a call: reserves for the growth, or sees that there will be none, making room in the pools
+// of this process if need be: what was freed is waited for and trimmed.
+static bool begin(pool_request *request, CUmemoryPool handle) {
+  process *own = request->own;
+  pool_state *pool = request->pool;
+  int device = pool->device;
+  request->is_reserved = false;
+  if (LIKELY(charge_try(own, device, request->growth))) return begin_reserved(request);
+  if (begin_in_place(request)) return true;
+  leave(request);
+  bool fits = make_room(own, device, request->stream, request->growth);
+  enter(request);
+  if (!fits && pool_is(pool, handle) && begin_in_place(request)) return true;
+  if (!fits) {
+    leave(request);
+    fits = charge_last_try(own, device, request->growth);
+    enter(request);
   }
-  process_unlock(lock);
-  fits = charge_last_try(own, device, growth);
-  process_lock(lock);
-  return fits;
+  if (fits && pool_is(pool, handle)) return begin_reserved(request);
+  if (fits) charge_release(own, device, request->growth);
+  return false;
 }
 
 static void let_go(pool_state *pool, uint64_t bytes) {
@@ -119,33 +147,50 @@ static void note_chunk(const pool_request *request, CUdeviceptr pointer, uint64_
   records_keep(&request->own->records, &chunk);
 }
 
-typedef CUresult pool_call(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+typedef CUresult allocate_call(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
+                               CUstream stream);
 
 // The pool grew where it had room by the records: that must not stand.
 static CUresult take_back(pool_request *request, CUdeviceptr pointer) {
-  let_go(request->pool, request->bytes);
+  pool_state *pool = request->pool;
+  CUmemoryPool handle = pool->handle;
+  let_go(pool, request->bytes);
+  pool_call(request->own, pool);
   DRIVER(REAL(cuMemFree_v2)(pointer));
-  pool_trim(request->own, request->pool);
+  pool_called(request->own, pool);
+  if (pool_is(pool, handle)) pool_trim(request->own, pool);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
+static CUresult allocate_locked(pool_request *request, CUmemoryPool handle, CUdeviceptr *pointer,
+                                allocate_call *call) {
+  process *own = request->own;
   pool_state *pool = request->pool;
   uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
   request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
   request->is_short = false;
-  if (pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (pool->may_shrink != 0) pool_settle(request->own, pool, 0);
-  if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t before = pool->charged;
+  if (!pool_is(pool, handle) || pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (pool->may_shrink != 0) pool_settle(own, pool, 0);
+  if (!begin(request, handle)) return CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t before = pool->reserve.charged;
   CUdeviceptr made = 0;
-  CUresult result = DRIVER(call(&made, request->bytes, pool->handle, request->stream));
+  pool_call(own, pool);
+  CUresult result = DRIVER(call(&made, request->bytes, handle, request->stream));
+  pool_called(own, pool);
+  uint64_t reserved = growing_end(&pool->reserve, request->growth, !request->is_reserved);
+  if (!pool_outlives(pool, handle)) {
+    pool->reserve.ahead -= reserved;
+    charge_release(own, pool->device, reserved);
+    return result;
+  }
   request->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
   if (result == CUDA_SUCCESS) pool->held += request->bytes;
-  pool_settle(request->own, pool, request->growth);
+  pool_settle(own, pool, reserved);
   if (result != CUDA_SUCCESS) return result;
-  if (request->growth == 0 && pool->charged > before) return take_back(request, made);
-  if (pool->charged > before) note_chunk(request, made, pool->charged - before);
+  uint64_t grown = pool->reserve.charged > before ? pool->reserve.charged - before : 0;
+  if (reserved == 0 && grown != 0) return take_back(request, made);
+  // Which of several calls made it grow is not known: near the limit no gap is certain then.
+  if (grown != 0 && pool->reserve.is_mixed == 0) note_chunk(request, made, grown);
   if (!keep_pooled(request, made)) return take_back(request, made);
   *pointer = made;
   return CUDA_SUCCESS;
@@ -160,20 +205,19 @@ static CUresult refuse_unknown(CUmemoryPool handle) {
 }
 
 static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr *pointer,
-                         pool_call *call) {
+                         allocate_call *call) {
   if (request->pool == NULL) return refuse_unknown(handle);
   if (request->pool->device == POOL_UNCHARGED) {
     return DRIVER(call(pointer, request->bytes, handle, request->stream));
   }
   UNCANCELLED;
   int device = request->pool->device;
-  pthread_mutex_t *lock = &request->own->devices[device].pool_lock;
   patience left = {0};
   CUresult result;
   do {
-    process_lock(lock);
-    result = allocate_locked(request, pointer, call);
-    process_unlock(lock);
+    enter(request);
+    result = allocate_locked(request, handle, pointer, call);
+    leave(request);
   } while (request->is_short && dead_may_be_freed(request->own, device, &left));
   return result;
 }
@@ -181,7 +225,7 @@ static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr
 // The driver allocates from the pool that is current for the stream's device. That is looked up and
 // then named, so that what is charged is where it comes from.
 static CUresult allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstream stream,
-                                      pool_call *call, bool *handled) {
+                                      allocate_call *call, bool *handled) {
   target at;
   *handled = false;
   if (bytes == 0 || pointer == NULL) return CUDA_SUCCESS;
@@ -193,18 +237,20 @@ static CUresult allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstre
   *handled = true;
   refusal = DRIVER(USED(cuDeviceGetMemPool)(&handle, at.ordinal));
   if (refusal != CUDA_SUCCESS) return refusal;
-  pool_request request = {at.own, pool_known(at.own, handle), stream, bytes, 0, false};
+  pool_request request = {
+      .own = at.own, .pool = pool_known(at.own, handle), .stream = stream, .bytes = bytes};
   return allocate(&request, handle, pointer, call);
 }
 
 static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
-                              CUstream stream, pool_call *call) {
+                              CUstream stream, allocate_call *call) {
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (bytes == 0 || pointer == NULL || handle == NULL || stream_is_capturing(stream)) {
     return DRIVER(call(pointer, bytes, handle, stream));
   }
-  pool_request request = {own, pool_known(own, handle), stream, bytes, 0, false};
+  pool_request request = {
+      .own = own, .pool = pool_known(own, handle), .stream = stream, .bytes = bytes};
   return allocate(&request, handle, pointer, call);
 }
 
@@ -242,7 +288,6 @@ CUDA_WRAPPER(cuMemAllocFromPoolAsync_ptsz,
 // One piece less; `stream` 0: at once. With the device's pool lock held.
 static void piece_gone(process *own, const record *gone, uint64_t stream) {
   pool_state *pool = &own->pools[gone->owner - 1];
-  let_go(pool, gone->bytes);
   pool->may_shrink = 1;
   if (stream != 0 && pool->freed_in != 0 && pool->freed_in != stream) pool->freed_in_many = 1;
   if (stream != 0) pool->freed_in = stream;
@@ -257,39 +302,48 @@ static void piece_gone(process *own, const record *gone, uint64_t stream) {
 void pools_lost(process *own, const record *lost) {
   pool_state *pool = &own->pools[lost->owner - 1];
   process_lock(&own->devices[pool->device].pool_lock);
+  let_go(pool, lost->bytes);
   piece_gone(own, lost, 0);
   process_unlock(&own->devices[pool->device].pool_lock);
 }
 
 typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
 
-// Record, driver and pool change together: whether a pool has room is judged by all three.
+static CUresult free_now(CUdeviceptr pointer, CUstream unused) {
+  return REAL(cuMemFree_v2)(pointer);
+}
+
+// The record goes first: as soon as the driver has freed the piece, another thread may be given the
+// address. Its place is no gap before.
 static CUresult free_piece(process *own, const record *known, CUstream stream, free_call *call) {
   pool_state *pool = &own->pools[known->owner - 1];
+  pthread_mutex_t *lock = &own->devices[pool->device].pool_lock;
   record gone;
-  process_lock(&own->devices[pool->device].pool_lock);
+  process_lock(lock);
+  CUmemoryPool handle = pool->handle;
   bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
-  CUresult result = DRIVER(call(known->key, stream));
-  if (taken && result == CUDA_SUCCESS) piece_gone(own, &gone, stream_identity(stream));
-  if (taken && result != CUDA_SUCCESS) {
-    records_keep(&own->records, &gone);
+  if (taken) {
+    leaving_begin(own, &gone);
+    let_go(pool, gone.bytes);
   }
-  process_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(lock);
+  CUresult result = DRIVER(call(known->key, stream));
+  if (!taken) return result;
+  process_lock(lock);
+  if (result != CUDA_SUCCESS) {
+    records_keep(&own->records, &gone);
+    pool->held += gone.bytes;
+  }
+  leaving_end(own, &gone);
+  if (result == CUDA_SUCCESS && pool_is(pool, handle)) {
+    piece_gone(own, &gone, call == free_now ? 0 : stream_identity(stream));
+  }
+  process_unlock(lock);
   return result;
 }
 
-// cuMemFree waits for the device, so no lock is held meanwhile.
-CUresult pools_free(process *own, CUdeviceptr pointer) {
-  record gone;
-  if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) {
-    return DRIVER(REAL(cuMemFree_v2)(pointer));
-  }
-  leaving_begin(own, &gone);
-  CUresult result = DRIVER(REAL(cuMemFree_v2)(pointer));
-  if (result != CUDA_SUCCESS) records_keep(&own->records, &gone);
-  leaving_end(own, &gone);
-  if (result == CUDA_SUCCESS) pools_lost(own, &gone);
-  return result;
+CUresult pools_free(process *own, const record *known) {
+  return free_piece(own, known, NULL, free_now);
 }
 
 static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {

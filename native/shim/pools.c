@@ -141,17 +141,14 @@ CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64
   return DRIVER(USED(cuMemPoolGetAttribute)(pool->handle, attribute, bytes));
 }
 
-// Brings the charge to what is reserved; `ahead` was charged beyond the pool's charge. With the
-// device's pool lock held. False: the driver knows the pool no more, because its context was reset.
-bool pool_settle(process *own, pool_state *pool, uint64_t ahead) {
-  uint64_t reserved = pool->charged + ahead, used;
+bool pool_settle(process *own, pool_state *pool, uint64_t ended) {
+  uint64_t reserved = pool->reserve.charged + ended, used;
   CUresult result = pool_read(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
   bool is_gone = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
   if (is_gone) reserved = 0;
   // Whatever the driver counts as reserved, what the program holds is taken.
   if (!is_gone && reserved < pool->held) reserved = pool->held;
-  charge_correct(own, pool->device, pool->charged + ahead, reserved);
-  pool->charged = reserved;
+  growing_settle(own, pool->device, &pool->reserve, reserved, ended);
   if (pool->may_shrink == 0) return !is_gone;
   bool is_full =
       reserved == 0 || (pool_read(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS &&
@@ -167,7 +164,7 @@ void pools_each(process *own, int device, void (*visit)(process *, pool_state *)
   process_lock(&own->devices[device].pool_lock);
   for (uint32_t i = 0; i < count; i++) {
     pool_state *pool = &own->pools[i];
-    if (is_taken(pool) && pool->device == device) visit(own, pool);
+    if (is_taken(pool) && pool->handle != NULL && pool->device == device) visit(own, pool);
   }
   process_unlock(&own->devices[device].pool_lock);
 }
@@ -175,7 +172,7 @@ void pools_each(process *own, int device, void (*visit)(process *, pool_state *)
 static void settle_charged(process *own, pool_state *pool) {
   if (pool->is_ending != 0) {
     pool_end(own, pool);
-  } else if (pool->charged != 0) {
+  } else if (pool->reserve.charged != 0) {
     pool_settle(own, pool, 0);
   }
 }
@@ -210,9 +207,52 @@ void pools_waited(process *own, uint64_t stream) {
   }
 }
 
+// ---- calls of the driver ----
+
+void pool_call(process *own, const pool_state *pool) {
+  uncancelled_begin();
+  process_unlock(&own->devices[pool->device].pool_lock);
+}
+
+void pool_called(process *own, const pool_state *pool) {
+  process_lock(&own->devices[pool->device].pool_lock);
+  uncancelled_end();
+}
+
+bool pool_is(const pool_state *pool, CUmemoryPool handle) {
+  return pool->handle == handle;
+}
+
+// Frees the place of a pool that is gone.
+static void free_place(pool_state *pool) {
+  __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
+  if (pool->reserve.calls == 0) __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
+}
+
+bool pool_outlives(pool_state *pool, CUmemoryPool handle) {
+  if (pool->handle == NULL) free_place(pool);
+  return pool_is(pool, handle);
+}
+
+// False: meanwhile the pool has gone.
+static bool trim(process *own, pool_state *pool) {
+  CUmemoryPool handle = pool->handle;
+  if (!growing_begin(own, pool->device, &pool->reserve, 0)) return true;
+  pool_call(own, pool);
+  DRIVER(REAL(cuMemPoolTrimTo)(handle, 0));
+  pool_called(own, pool);
+  growing_end(&pool->reserve, 0, false);
+  return pool_outlives(pool, handle);
+}
+
 void pool_trim(process *own, pool_state *pool) {
-  DRIVER(REAL(cuMemPoolTrimTo)(pool->handle, 0));
-  pool_settle(own, pool, 0);
+  if (trim(own, pool)) pool_settle(own, pool, 0);
+}
+
+void pools_trim(process *own, int device) {
+  bool has_turn = turn_take(&own->devices[device].pool_turn);
+  pools_each(own, device, pool_trim);
+  turn_give(&own->devices[device].pool_turn, has_turn);
 }
 
 // ---- the end of a pool ----
@@ -231,32 +271,36 @@ static void forget_contents(process *own, pool_state *pool) {
 }
 
 static void pool_bury(process *own, pool_state *pool) {
-  charge_release(own, pool->device, pool->charged);
-  pool->charged = 0;
+  charge_release(own, pool->device, pool->reserve.charged);
+  pool->reserve.charged = 0;
   forget_contents(own, pool);
-  __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
+  free_place(pool);
 }
 
 // The driver keeps what was not freed of a destroyed pool, and what is freed in a stream until the
 // stream has come so far, but tells nothing of it any more. So the pool is destroyed once it is
 // empty.
 void pool_end(process *own, pool_state *pool) {
-  DRIVER(REAL(cuMemPoolTrimTo)(pool->handle, 0));
+  CUmemoryPool handle = pool->handle;
+  if (!trim(own, pool)) return;
   bool is_known = pool_settle(own, pool, 0);
-  if (is_known && pool->charged != 0) {
+  if (is_known && (pool->reserve.charged != 0 || pool->reserve.calls != 0)) {
     pool->may_shrink = 1;
     __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
     return;
   }
-  if (is_known) DRIVER(REAL(cuMemPoolDestroy)(pool->handle));
   pool_bury(own, pool);
+  if (!is_known) return;
+  pool_call(own, pool);
+  DRIVER(REAL(cuMemPoolDestroy)(handle));
+  pool_called(own, pool);
 }
 
 static void reset_pool(process *own, pool_state *pool) {
   pool->held = 0;  // of what a reset left, the driver knows
   if (!pool_settle(own, pool, 0)) {
     pool_bury(own, pool);
-  } else if (pool->charged == 0) {
+  } else if (pool->reserve.charged == 0) {
     forget_contents(own, pool);
   }
 }
@@ -330,12 +374,15 @@ static void leave_current(pool_state *pool) {
 }
 
 // With the device's pool lock held.
-static CUresult destroy_charged(process *own, pool_state *pool) {
-  if (pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
+static CUresult destroy_charged(process *own, pool_state *pool, CUmemoryPool given) {
+  if (!pool_is(pool, given) || pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
   bool is_made = pool->made_as.allocType != CU_MEM_ALLOCATION_TYPE_INVALID;
   if (!is_made) {
-    CUresult result = DRIVER(REAL(cuMemPoolDestroy)(pool->handle));
-    if (result == CUDA_SUCCESS) pool_bury(own, pool);
+    CUmemoryPool handle = pool->handle;
+    pool_call(own, pool);
+    CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
+    pool_called(own, pool);
+    if (result == CUDA_SUCCESS && pool_is(pool, handle)) pool_bury(own, pool);
     return result;
   }
   pool->is_ending = 1;
@@ -356,7 +403,7 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
     return result;
   }
   process_lock(&own->devices[pool->device].pool_lock);
-  CUresult result = destroy_charged(own, pool);
+  CUresult result = destroy_charged(own, pool, handle);
   process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }
@@ -366,7 +413,7 @@ static CUresult changed(CUmemoryPool handle, CUresult result) {
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL || pool->device == POOL_UNCHARGED) return result;
   process_lock(&own->devices[pool->device].pool_lock);
-  settle_charged(own, pool);
+  if (pool_is(pool, handle)) settle_charged(own, pool);
   process_unlock(&own->devices[pool->device].pool_lock);
   return result;
 }

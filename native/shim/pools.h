@@ -18,7 +18,7 @@ void pools_waited(process *own, uint64_t stream);
 void pools_reset(process *own, int device);
 
 // Frees what cuMemAllocAsync gave, by cuMemFree.
-CUresult pools_free(process *own, CUdeviceptr pointer);
+CUresult pools_free(process *own, const record *known);
 // An allocation of a pool is known to be gone.
 void pools_lost(process *own, const record *lost);
 
@@ -30,11 +30,18 @@ pool_state *pool_find(process *own, CUmemoryPool handle);
 pool_state *pool_known(process *own, CUmemoryPool handle);
 uint64_t pool_id(const process *own, const pool_state *pool);
 
-// The rest is called with the pool's device's pool_lock held.
+// The rest is called with the pool's device's pool_lock held, which is let go of around each call
+// of the driver that may wait.
 CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64_t *bytes);
-// Brings the charge to what is reserved; `ahead` was charged beyond the pool's charge. False: the
+void pool_call(process *own, const pool_state *pool);
+void pool_called(process *own, const pool_state *pool);
+// Is it still that pool? Another thread may have seen it go meanwhile.
+bool pool_is(const pool_state *pool, CUmemoryPool handle);
+// The same once a call that was counted (growing_end) has ended.
+bool pool_outlives(pool_state *pool, CUmemoryPool handle);
+// Brings the charge to what is reserved; `ended` was reserved for a call that has ended. False: the
 // driver knows the pool no more, because its context was reset.
-bool pool_settle(process *own, pool_state *pool, uint64_t ahead);
+bool pool_settle(process *own, pool_state *pool, uint64_t ended);
 void pool_trim(process *own, pool_state *pool);
 // All that was freed has been waited for.
 void pool_forget_streams(process *own, pool_state *pool);
@@ -45,6 +52,9 @@ void pool_end(process *own, pool_state *pool);
 // The device that is charged for such memory, POOL_UNCHARGED, or less: it is not understood, or of
 // no device of the share.
 int pool_device(process *own, const CUmemLocation *location, CUmemAllocationType type);
+
+// Gives back what no pool of the device uses. Not with their lock or turn held.
+void pools_trim(process *own, int device);
 
 // Calls for every pool of the device, taking its lock.
 void pools_each(process *own, int device, void (*visit)(process *, pool_state *));

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "driver.h"
 #include "reason.h"
@@ -105,9 +106,39 @@ bool process_trylock(pthread_mutex_t *lock) {
   return false;
 }
 
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
+  if (LIKELY(process_trylock(lock))) return true;
+  if (ns == 0) return false;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  uint64_t end = (uint64_t)until.tv_nsec + ns;
+  until.tv_sec += (time_t)(end / 1000000000u);
+  until.tv_nsec = (long)(end % 1000000000u);
+  uncancelled_begin();
+  if (pthread_mutex_timedlock(lock, &until) == 0) return true;
+  uncancelled_end();
+  return false;
+}
+
 void process_unlock(pthread_mutex_t *lock) {
   pthread_mutex_unlock(lock);
   uncancelled_end();
+}
+
+// Driver's calls take microseconds, those that free or make memory milliseconds.
+#define TURN_NS UINT64_C(200000000)
+
+bool turn_take(call_turn *turn) {
+  bool is_long = __atomic_load_n(&turn->is_long, __ATOMIC_RELAXED) != 0;
+  if (process_lock_within(&turn->lock, is_long ? 0 : TURN_NS)) return true;
+  __atomic_store_n(&turn->is_long, 1, __ATOMIC_RELAXED);
+  return false;
+}
+
+void turn_give(call_turn *turn, bool taken) {
+  if (!taken) return;
+  __atomic_store_n(&turn->is_long, 0, __ATOMIC_RELAXED);
+  process_unlock(&turn->lock);
 }
 
 static bool is_usable(int error, const char *directory) {

@@ -29,6 +29,23 @@ typedef struct residency_state {
   uint32_t was_slack;     // nobody was short of room then
 } residency_state;
 
+// Memory that the driver reserves for its own use, and lets grow in calls that may wait: for room
+// in a stream's queue, or for work that waits for another thread. So no lock is held across them,
+// and several may be under way.
+typedef struct growing {
+  uint64_t charged;    // the reserve as it was last read, or more
+  uint64_t ahead;      // reserved for the growth of calls that are under way
+  uint64_t uncovered;  // a call is under way that finds room in place; without it, it grows by this
+  uint32_t calls;      // that are under way
+  uint8_t is_mixed;    // several of them were, since there was none: who grew by what is not known
+} growing;
+
+// Calls come one after another, as long as none of them waits.
+typedef struct call_turn {
+  pthread_mutex_t lock;
+  uint32_t is_long;  // the present call was waited for in vain
+} call_turn;
+
 // All that one CUDA device means here.
 typedef struct device_state {
   // The ledger wants one operation of a process and device at a time.
@@ -36,12 +53,13 @@ typedef struct device_state {
   uint64_t context_bytes;  // of what is charged: contexts, modules
   uint64_t gave_up_ns;     // when the driver was last out of memory for longer than dead.c waits
 
-  _Alignas(64) pthread_mutex_t pool_lock;  // growth and shrinking of this device's pools
+  _Alignas(64) pthread_mutex_t pool_lock;  // what is known of this device's pools
+  call_turn pool_turn;                     // of calls that let them grow, or trim them
 
   // Under the process's graph_lock.
   CUdevice graph_ordinal;
-  uint64_t graph_charged;  // the reserve for graphs as it was last read
-  uint64_t last_graph;     // whose memory was placed last, while nothing was trimmed since
+  growing graphs;       // the reserve for graphs
+  uint64_t last_graph;  // whose memory was placed last, while nothing was trimmed since
 
   residency_state residency;
 } device_state;
@@ -50,14 +68,14 @@ typedef struct device_state {
 #define POOL_UNCHARGED (-1) /* its memory is the host's, or charged to another process */
 
 typedef struct pool_state {
-  CUmemoryPool handle;
+  CUmemoryPool handle;     // NULL: it is gone, and a call under way has the place yet
   CUmemPoolProps made_as;  // zeros: the program did not make it
   int16_t device;          // that is charged; POOL_UNCHARGED: none
   uint8_t taken;           // the place is in use
   uint8_t is_ending;       // the program has destroyed it, but it reserves memory yet
   uint8_t may_shrink;      // it reserves more than it uses
   uint64_t held;           // bytes that are not freed
-  uint64_t charged;        // the reserve as it was last read, and at least `held`
+  growing reserve;         // `charged` is at least `held`
   uint64_t freed_in;  // the stream where all was freed that was not waited for since; 0: nothing
   uint8_t freed_in_many;  // in several streams, rather
 } pool_state;
@@ -80,6 +98,7 @@ typedef struct process {
   joined_device joined[ALLOT_MAX_DEVICES];
   const allot_device_policy *policies[ALLOT_MAX_DEVICES];
   uint32_t initialized;                     // cuInit has succeeded in this process
+  uint32_t launches_block;                  // CUDA_LAUNCH_BLOCKING, as the driver has read it
   int16_t device_of_ordinal[MAX_ORDINALS];  // what process_device found
 
   device_state devices[ALLOT_MAX_DEVICES];
@@ -96,6 +115,7 @@ typedef struct process {
   uint32_t pool_count;  // places of `pools` that were ever taken
   uint32_t pools_may_shrink;
   pthread_mutex_t graph_lock;
+  call_turn graph_turn;
   uint32_t allocating_graphs;  // executable graphs with memory nodes
   pool_state pools[MAX_POOLS];
 
@@ -152,7 +172,13 @@ static inline void uncancelled_leave(const char *unused) {
 // A lock that is held over such calls.
 void process_lock(pthread_mutex_t *lock);
 bool process_trylock(pthread_mutex_t *lock);
+// Tries for so long: whoever has it may wait for what the calling thread does next.
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns);
 void process_unlock(pthread_mutex_t *lock);
+
+// False: a call that has the turn takes long, and is not waited for.
+bool turn_take(call_turn *turn);
+void turn_give(call_turn *turn, bool taken);
 
 // The number of a CUDA device, or why there is none: it is of no share of the process, or the
 // driver does not know it (or not yet).

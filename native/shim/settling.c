@@ -12,20 +12,23 @@ static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
   return (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_inside;
 }
 
-static void settle_one(stream_state *of) {
-  process_lock(&of->lock);
+// Without the lock another thread is launching into the stream, and ends the batch later.
+static bool settle_one(stream_state *of, uint64_t patience_ns) {
+  if (!process_lock_within(&of->lock, patience_ns)) return false;
   if (of->open != NULL) {
     uint64_t now = clock_ns();
     batch_close(of, now > of->free_ns, now);
   }
   process_unlock(&of->lock);
+  return true;
 }
 
+// Returns of how many streams. Of all: the keeper is waited for, which may be setting a mark.
 static int settle_some(compute_state *all, bool of_all) {
   CUcontext context = NULL;
   DRIVER(USED(cuCtxGetCurrent)(&context));
   stream_state *found[SETTLED_STREAMS];
-  int count = 0;
+  int count = 0, settled = 0;
   pthread_mutex_lock(&all->marks.lock);
   for (int device = 0; device < all->device_count; device++) {
     for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
@@ -34,8 +37,8 @@ static int settle_some(compute_state *all, bool of_all) {
     }
   }
   pthread_mutex_unlock(&all->marks.lock);
-  for (int i = 0; i < count; i++) settle_one(found[i]);
-  return count;
+  for (int i = 0; i < count; i++) settled += settle_one(found[i], of_all ? INSIDE_NS : 0);
+  return settled;
 }
 
 void marks_settle(compute_state *all) {
@@ -49,6 +52,6 @@ void marks_settle_all(compute_state *all) {
 void marks_settle_stream(compute_state *all, CUstream stream) {
   stream_state *of = stream_state_of(all, stream, false);
   if (of == NULL) return;
-  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of);
+  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of, INSIDE_NS);
   __atomic_store_n(&of->is_settled, 1, __ATOMIC_RELAXED);
 }

@@ -113,6 +113,12 @@ def claiming(name: str, command: Sequence[str], claim_name: str, **more: Any) ->
     )
 
 
+# ---- preparation that failed ---------------------------------------------------------------------
+
+NOT_PREPARED = "FailedPrepareDynamicResources"
+"""The reason of the kubelet's event on a pod whose claim could not be prepared."""
+
+
 # ---- NVIDIA's own driver -------------------------------------------------------------------------
 
 
@@ -123,8 +129,13 @@ def on_nvidias_machine(machine: str, *command: str | Path) -> list[str]:
 
 
 @contextmanager
-def nvidias_driver(cluster: Cluster, program: Path, machine: str) -> Iterator[list[Json]]:
-    """Runs `gpu-kubelet-plugin` on a simulated machine; yields the devices that it publishes."""
+def nvidias_driver(
+    cluster: Cluster, program: Path, machine: str, *, keeps_slices: bool = False
+) -> Iterator[list[Json]]:
+    """Runs `gpu-kubelet-plugin` on a simulated machine; yields the devices that it publishes.
+
+    `keeps_slices`: they are left to the kubelet, which deletes them 30 s after the driver's end.
+    """
     flags = ("--node-name", cluster.node_name, "--kubeconfig", cluster.kubeconfig)
     log = cluster.log("dra-driver")
     with log.open("a", encoding="utf-8") as file:
@@ -143,4 +154,5 @@ def nvidias_driver(cluster: Cluster, program: Path, machine: str) -> Iterator[li
         yield wait_until(devices, "slices of the driver's", explain=lambda: tail(log))
     finally:
         driver.stop()
-        cluster.api.delete(f"{API}/resourceslices")
+        if not keeps_slices:
+            cluster.api.delete(f"{API}/resourceslices")

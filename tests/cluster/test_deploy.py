@@ -22,8 +22,10 @@ from testbed.images import BUSYBOX, TOOLS
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
+from allotment.agent.dra.pods import RETRIED
 from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import ConflictError, DeniedError, KubeError
+from allotment.kube.objects import ENDED
 from allotment.kube.policies import exists
 
 NAMESPACE = "allotment-system"
@@ -113,6 +115,11 @@ def kubeconfig_of_its_token(cluster: Cluster, pod: Document, path: Path) -> Path
     return path
 
 
+def phase_of(cluster: Cluster, name: str) -> str:
+    found: str = cluster.api.get(f"{DEFAULT_PODS}/{name}")["status"]["phase"]
+    return found
+
+
 def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     cluster: Cluster, installed: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -136,6 +143,8 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     compute = {"allotment.dev/gpu-compute": "100"}
     amount = {"capacity": compute, "allocatable": compute}
     none = dict.fromkeys(compute)
+    retried = {"metadata": {"annotations": {RETRIED: "now"}}}
+    resized = {"metadata": {"annotations": {"allotment.dev/resize": "memory:1Gi"}}}
     healthy = {"type": "GpuHealthy", "status": "True", "reason": "AllHealthy", "message": ""}
     unready = {"type": "Ready", "status": "False", "reason": "x", "message": ""}
     owner = {"apiVersion": "v1", "kind": "Node", "name": "another", "uid": "1"}
@@ -147,8 +156,15 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (f"{own}/status", {"status": {"capacity": none, "allocatable": none}}),
         (own, {"metadata": {"annotations": dict.fromkeys(notes)}}),
         (own, gone),
+        (f"{DEFAULT_PODS}/waiting/status", retried),
     ]
     forbidden = [
+        (f"{DEFAULT_PODS}/waiting", retried, 'cannot patch resource "pods"'),
+        (f"{DEFAULT_PODS}/others/status", retried, "annotate pods of its own node alone"),
+        (f"{DEFAULT_PODS}/plain/status", retried, "of a pod that waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", {"status": {"reason": "x"}}, "that waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", {"metadata": {"labels": {"a": "b"}}}, "waits alone"),
+        (f"{DEFAULT_PODS}/waiting/status", resized, "of a pod that waits alone"),
         (other, label, "the agent of node node-1 may not change node another"),
         (f"{other}/status", {"status": amount}, "may not change node another"),
         (own, {"spec": {"unschedulable": True}}, "may not change a node's spec"),
@@ -198,6 +214,17 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         )
     )
 
+    unclaimed = [{"name": "gpu", "resourceClaimName": "none"}]
+    waiting = cluster.api.post(
+        DEFAULT_PODS,
+        pod(
+            "waiting",
+            container(["true"]),
+            nodeName=cluster.node_name,
+            resourceClaims=unclaimed,
+        ),
+    )["metadata"]
+
     agents = Admin(config)
 
     def deletion(of: Document) -> str:
@@ -228,10 +255,11 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         assert "pods of its own node alone" in why
         assert "pods with extended resources alone" in deletion(plain)
         assert not deletion(mine)
+        wait_until(lambda: phase_of(cluster, "plain") in ENDED, "end of a pod")
         asyncio.run(try_all())
     finally:
         agents.close()
-        for each in (others, plain, mine):
+        for each in (others, plain, mine, waiting):
             cluster.api.delete(f"{DEFAULT_PODS}/{each['name']}", gracePeriodSeconds="0")
         cluster.api.delete(other)
 

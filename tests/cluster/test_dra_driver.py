@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from claims import API, NVIDIAS, nvidias_driver, on_nvidias_machine
+from claims import (
+    API,
+    NVIDIAS,
+    install_classes,
+    nvidias_driver,
+    on_nvidias_machine,
+    published,
+    wait_for_pool,
+)
+from stories import SOFT, node_agent
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
@@ -18,6 +27,8 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 MACHINE = "h100-80gb:2"
+NVIDIAS_NAME = SOFT + "  dra:\n    driverName: gpu.nvidia.com\n"
+DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
 SHOWN = "/dev/nvidia* /usr/lib64/libcuda.so.*"
 
 
@@ -59,6 +70,47 @@ def claim(pods: Pods, name: str, kind: str, expression: str = "true") -> Json:
     asking = container(["sh", "-c", f"find {SHOWN} | sort; sleep 1000"], image=BUSYBOX)
     asking["resources"] = {"claims": [{"name": "mine"}]}
     return pod(name, asking, resourceClaims=[{"name": "mine", "resourceClaimName": name}])
+
+
+def test_a_node_changes_hands_and_back(
+    cluster: Cluster, pods: Pods, nvidia_program: Callable[[str], Path]
+) -> None:
+    """As in the guide: a drained node, the other driver of the same name, the same claim.
+
+    The driver that leaves takes its slices with it no sooner than the kubelet does.
+    """
+    install_classes(cluster, NVIDIAS)
+    program = nvidia_program("gpu-kubelet-plugin")
+
+    def run(name: str) -> str:
+        """A pod with a claim that either driver serves; the device that it had."""
+        pods.create(claim(pods, name, "gpu"))
+        pods.wait_ready(name)
+        path = f"{API}/namespaces/{pods.namespace}/resourceclaims/{name}"
+        (result,) = cluster.api.get(path)["status"]["allocation"]["devices"]["results"]
+        cluster.kubectl_run("drain", cluster.node_name, *DRAIN)
+        return str(result["device"])
+
+    def uncordon() -> None:
+        cluster.kubectl_run("uncordon", cluster.node_name)
+
+    with nvidias_driver(cluster, program, MACHINE, keeps_slices=True):
+        assert run("before") in {"gpu-0", "gpu-1"}
+    with node_agent(cluster, NVIDIAS_NAME, simulated=MACHINE) as agent:
+        wait_for_pool(cluster, agent.gpus(), NVIDIAS)
+        uncordon()
+        device = run("ours")
+        assert device in {each["name"] for each in published(cluster, NVIDIAS)}
+        assert device not in {"gpu-0", "gpu-1"}
+        wait_until(lambda: not agent.shares(), "end of the share")
+    with nvidias_driver(cluster, program, MACHINE):
+        wait_until(
+            lambda: {"gpu-0", "gpu-1"} <= {each["name"] for each in published(cluster, NVIDIAS)},
+            "slices of NVIDIA's driver alone",
+        )
+        uncordon()
+        assert run("after") in {"gpu-0", "gpu-1"}
+        uncordon()
 
 
 def listed(cluster: Cluster) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,3 +106,49 @@ def test_a_pod_that_is_not_there(pods: Pods) -> None:
     done = run(pods, "larg")
     assert done.returncode == 4
     assert f"did you mean {pods.namespace}/large?" in done.stderr
+
+
+def test_the_page_shows_each_user_what_they_may_list(pods: Pods) -> None:
+    """`allot web --cluster --login`, with the API server's own reviews of tokens and rights."""
+    api, namespace = pods.cluster.api, pods.namespace
+    other = pods.cluster.make_namespace("others")
+    tokens = {}
+    for name, space in (("here", namespace), ("there", other)):
+        account = f"/api/v1/namespaces/{other}/serviceaccounts"
+        api.post(account, {"metadata": {"name": name}})
+        binding = {
+            "metadata": {"name": name},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": other}],
+        }  # fmt: skip
+        api.post(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}/rolebindings", binding)
+        tokens[name] = api.post(f"{account}/{name}/token", {"spec": {}})["status"]["token"]
+    command = [
+        *(sys.executable, "-m", "allotment", "web", "--cluster", "--login"),
+        *("--listen", "127.0.0.1:0", "--kubeconfig", str(pods.cluster.kubeconfig)),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        address = serving.stdout.readline().strip()
+
+        def page(path: str, token: str) -> str:
+            headers = {"Authorization": f"Bearer {token}"}
+            asked = urllib.request.Request(address.rstrip("/") + path, headers=headers)  # noqa: S310 - http
+            with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - http
+                return str(answer.read(), "utf-8")
+
+        try:
+            wait_until(lambda: "large" in page("/waiting", tokens["here"]), "the first reading")
+            shares = json.loads(page("/shares?format=json", tokens["here"]))["shares"]
+            assert [(each["namespace"], each["name"]) for each in shares] == [
+                (namespace, "placed/main")
+            ]
+            why = page(f"/pods/{namespace}/large", tokens["here"])
+            assert "It fits on 0 of" in why
+            for path in ("/", "/shares", "/gpus", "/waiting", "/events"):
+                text = page(path, tokens["there"]) + page(path, "no token")
+                assert not [word for word in (namespace, "large", "GPU-") if word in text]
+        finally:
+            serving.terminate()

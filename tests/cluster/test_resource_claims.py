@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from claims import (
     API,
     DRIVER,
+    NOT_PREPARED,
     claim,
     claiming,
     install_classes,
@@ -39,6 +41,9 @@ from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
+
+from allotment.agent.dra.pods import RETRIED
+from allotment.model.placements import MAX_SHARES
 
 LOOK = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim"
 
@@ -146,7 +151,7 @@ def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) 
     config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "wieght": 200}
     claim(pods, "wrong", share(memory="4Gi"), config=[config])
     pods.create(claiming("wrong", burn("1Gi"), "wrong"))
-    event = pods.wait_event("wrong", reason="FailedPrepareDynamicResources")
+    event = pods.wait_event("wrong", reason=NOT_PREPARED)
     assert "devices.config[0].opaque.parameters.wieght is unknown" in event["message"]
     assert "weight" in event["message"]
     assert not node.shares()
@@ -199,7 +204,7 @@ def test_two_parts_of_one_gpu_in_a_container_are_told_in_an_event(
         ("pair", f"request large of {space}/pair", f"request small of {space}/pair"),
         ("double", f"request gpu of {space}/one", f"request gpu of {space}/two"),
     ):
-        event = pods.wait_event(name, reason="FailedPrepareDynamicResources")
+        event = pods.wait_event(name, reason=NOT_PREPARED)
         print(event["message"])  # noqa: T201 - for the guide
         assert "would have no CUDA" in event["message"]
         for text in (first, second, f"{DRIVER}/uuid"):
@@ -278,6 +283,28 @@ def test_a_lost_gpu_evicts_the_pods_of_its_claims(node: NodeAgent, pods: Pods) -
         wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
 
 
+def test_the_64th_share_of_a_gpu_is_not_allocated(node: NodeAgent, pods: Pods) -> None:
+    """Seats are a capacity: kube-scheduler counts them."""
+    uuid = node.gpus()[0]
+    on_it = f"device.attributes['{DRIVER}'].uuid == '{uuid}'"
+
+    def parts(count: int) -> list[Json]:
+        made = [share(f"r{number}", memory="1Gi", compute="1") for number in range(count)]
+        for each in made:
+            each["exactly"]["selectors"] = [{"cel": {"expression": on_it}}]
+        return made
+
+    for name, count in (("most", 32), ("more", MAX_SHARES - 32), ("last", 1)):
+        claim(pods, name, *parts(count))
+    claims = [{"name": name, "resourceClaimName": name} for name in ("most", "more")]
+    pods.create(pod("full", container(["sleep", "1000"]), resourceClaims=claims))
+    pods.wait_ready("full")
+    assert len(node.shares()) == MAX_SHARES
+    pods.create(claiming("late", ["true"], "last"))
+    event = pods.wait_event("late", reason="FailedScheduling")
+    assert "cannot allocate all claims" in event["message"]
+
+
 def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -> None:
     alternatives = [
         {"name": "huge", **share(memory="70Gi")["exactly"]},
@@ -301,12 +328,34 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node.end(signal.SIGKILL)
     claim(pods, "second", share(memory="5Gi"))
     pods.create(claiming("second", burn_and_stay("1Gi"), "second"))
-    pods.wait_event("second", reason="FailedPrepareDynamicResources")
+    pods.wait_event("second", reason=NOT_PREPARED)
+    began = time.monotonic()
     node.again()
     assert burnt(pods, "second").total_bytes == 5 * GIB
+    print(f"{time.monotonic() - began:.1f} s from the agent's start")  # noqa: T201 - for the docs
+    assert RETRIED in pods.get("second")["metadata"]["annotations"]
     assert before in node.shares()
     pods.delete()
     wait_until(lambda: not node.shares(), "end of the shares")
+
+
+def test_a_claim_that_was_refused_is_prepared_when_its_gpu_has_room(
+    node: NodeAgent, pods: Pods
+) -> None:
+    """A GPU's shares have one mode: soft waits for the end of mps."""
+    config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
+    claim(pods, "mps", share(memory="10Gi"), config=[config])
+    pods.create(claiming("mps", burn_and_stay("1Gi"), "mps"))
+    burnt(pods, "mps")
+    claim(pods, "soft", share(memory="10Gi"))
+    pods.create(claiming("soft", burn_and_stay("1Gi"), "soft"))
+    print(pods.wait_event("soft", reason=NOT_PREPARED)["message"])  # noqa: T201 - for the docs
+    pods.delete("mps")
+    began = time.monotonic()
+    assert burnt(pods, "soft").total_bytes == 10 * GIB
+    print(f"{time.monotonic() - began:.1f} s from the pod's end")  # noqa: T201 - for the docs
+    assert RETRIED in pods.get("soft")["metadata"]["annotations"]
+    assert [each.mode for each in node.shares()] == ["soft"]
 
 
 def test_programs_outside_of_claims_take_from_them(node: NodeAgent, pods: Pods) -> None:
@@ -416,7 +465,7 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         for name in ("first", "second"):
             claim(made, name, share(memory="60Gi"))
             made.create(claiming(name, burn_and_stay("1Gi"), name))
-            made.wait_event(name, reason="FailedPrepareDynamicResources")
+            made.wait_event(name, reason=NOT_PREPARED)
         pods_path = f"/api/v1/namespaces/{made.namespace}/pods"
 
         def placed() -> set[str]:

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from claims import API, DRIVER, NVIDIAS, claim, claiming, install_classes, published, wait_for_pool
+from claims import (
+    API,
+    DRIVER,
+    NOT_PREPARED,
+    NVIDIAS,
+    claim,
+    claiming,
+    install_classes,
+    published,
+    wait_for_pool,
+)
 from stories import (
     GIB,
     NVIDIA,
@@ -221,7 +231,7 @@ def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) 
     wrong = gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Longest"})
     ask(pods, "wrong", gpu(), config=wrong)
     pods.create(claiming("wrong", burn_and_stay("1Gi"), "wrong"))
-    event = pods.wait_event("wrong", reason="FailedPrepareDynamicResources")
+    event = pods.wait_event("wrong", reason=NOT_PREPARED)
     assert "parameters.sharing.timeSlicingConfig.interval: unknown" in event["message"]
     assert not node.shares()
 

@@ -63,7 +63,15 @@ def test_each_pod_has_what_it_uses(node: NodeAgent, pods: Pods) -> None:
         return found if has_memory and has_computed else []
 
     found = wait_until(settled, "use of all pods", explain=lambda: node.http("/metrics") or "")
-    assert values(found, "allotment_use_read") == [1, 1]
+    assert values(found, "allotment_use_read") == [1, 1, 1]
+    held = {
+        each.labels["pod"]: each.labels
+        for each in found
+        if each.name == "allotment_gpu_pod_info" and each.labels["namespace"] == pods.namespace
+    }
+    assert {name: each["mode"] for name, each in held.items()} == {
+        "computes": "soft", "holds": "soft", "alone": "exclusive",
+    }  # fmt: skip
     assert values(found, "allotment_use_shares_damaged") == [0]
     for name, limit in (("computes", 4 * GIB), ("holds", 6 * GIB)):
         labels = {"pod": name, "mode": "soft", **mine}

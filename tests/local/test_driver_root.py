@@ -108,6 +108,22 @@ def test_libraries_are_not_where_none_can_be_loaded(allot: Allot, tmp_path: Path
     assert "is mounted noexec" in done.stderr
 
 
+def test_no_command_runs_where_the_shim_cannot_be_loaded(allot: Allot, tmp_path: Path) -> None:
+    words = allot.command(
+        "run", "--simulated", "t4", "--memory", "1Gi", "--inject", "environment", "--", "true"
+    )
+    script = f"mount -t tmpfs -o noexec none {tmp_path} && exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env=allot.environment(ALLOTMENT_STATE=str(tmp_path / "noexec-state")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "is on a file system mounted noexec" in done.stderr
+
+
 CONFIGS = {
     "none": "version: v1\n",
     "single": "version: v1\nflags: {migStrategy: single}\n",

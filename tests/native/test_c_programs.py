@@ -18,7 +18,7 @@ import native_programs
 
 NATIVE = build_native.NATIVE
 PROGRAMS = sorted((NATIVE / "tests").rglob("test_*.c"))
-BUILDS = ("plain", "address,undefined", "thread")
+BUILDS = ("plain", "address,undefined")
 HEADER_PACKAGES = {"cuda.h": "nvidia-cuda-runtime", "nvml.h": "nvidia-nvml-dev"}
 DECLARED = ("sources", "sanitizers", "machine", "needs", "libraries", "measures")
 CANNOT_RUN_HERE = 77
@@ -61,6 +61,22 @@ def sources(declared: dict[str, list[str]]) -> list[str]:
     ]
 
 
+def starts_threads(program: Path, declared: dict[str, list[str]]) -> bool:
+    """Whether a run has several threads: its own, its sources', or the simulated driver's.
+
+    ThreadSanitizer sees one process. It finds nothing where that has one thread.
+    """
+    parts = [program, *(NATIVE / source for source in sources(declared))]
+    return "libraries" in declared or any("pthread_create" in part.read_text() for part in parts)
+
+
+def builds(program: Path) -> list[str]:
+    """The builds that the program declares, or those that suit it."""
+    declared = needs(program)
+    suitable = [*BUILDS, *(["thread"] if starts_threads(program, declared) else [])]
+    return declared.get("sanitizers", suitable)
+
+
 def is_thorough(program: Path, build: str) -> bool:
     """Whether only `make test-all` runs this build.
 
@@ -76,7 +92,7 @@ def cases() -> list[object]:
     found: list[object] = []
     for program in PROGRAMS:
         declared = needs(program)
-        for build in declared.get("sanitizers", BUILDS):
+        for build in builds(program):
             marks = [pytest.mark.measured] if "measures" in declared else []
             if is_thorough(program, build):
                 marks.append(pytest.mark.thorough)

@@ -112,8 +112,12 @@ def test_a_program_with_its_own_entry_point(
 def test_context_cost(
     *, knows_contexts: bool, shim_hosts: ShimHosts, share_of: ShareMaker, tmp_path: Path
 ) -> None:
-    share = share_of(knows_contexts=knows_contexts)
-    for case in ("starts_with_a_context", "explicit_contexts"):
+    for case in (
+        "starts_with_a_context",
+        "explicit_contexts",
+        "contexts_cost_the_same_beside_threads_that_allocate",
+    ):
+        share = share_of(knows_contexts=knows_contexts)
         shim_hosts.expect("host_memory", case, share, cwd=tmp_path)
 
 

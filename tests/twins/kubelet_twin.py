@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -191,6 +191,7 @@ class PodsTwin:
         self._changed = asyncio.Event()
         self.is_synced = False
         self.deleted: list[PodUid] = []
+        self.annotated: list[PodUid] = []
 
     def hear(self, uid: PodUid, pod: Pod | None) -> None:
         """One event of the watch."""
@@ -208,6 +209,10 @@ class PodsTwin:
 
     async def delete(self, pod: Pod) -> None:
         self.deleted.append(pod.uid)
+
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        assert annotations
+        self.annotated.append(pod.uid)
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         waited = 0.0

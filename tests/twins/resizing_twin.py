@@ -71,7 +71,7 @@ class ResizingWorld:
         self.quotas.set_quotas([quota])
 
     def quota_used(self) -> int:
-        (amount,) = (used for used, _ in self.quotas.usage("ml").values())
+        (amount,) = (each.used for each in self.quotas.usage("ml"))
         return amount
 
     # ---- what users do ---------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 import allotment
 from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
-from allotment.agent.configuring import KUBELET_SOCKET
+from allotment.agent.configuring import KUBELET_SOCKET, AgentSettings
 from allotment.cli.agent import command
 from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
+from allotment.cli.web import command as web_command
 from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
 from allotment.scheduler.admission import claims
@@ -71,6 +72,7 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
     assert rights("ClusterRole") == {
         *(("pods", verb, "") for verb in (*read, "delete")),
         *(("nodes", verb, "") for verb in (*read, "patch")),
+        ("pods/status", "patch", ""),
         ("nodes/status", "patch", ""),
         ("events", "create", ""),
         ("events", "patch", ""),
@@ -143,6 +145,7 @@ def test_what_it_reads_and_writes_is_mounted(pod: Document, container: Document)
     assert hosts.items() <= inside.items()  # the same paths: the runtime reads the host's
     assert {
         str(KUBELET_SOCKET.parent),
+        str(AgentSettings(node="n").pod_resources.parent),
         "/var/run/cdi",
         "/run/allotment",
     } <= set(hosts.values())
@@ -419,3 +422,40 @@ def test_kube_scheduler_is_told_what_print_config_prints(
     assert found["leaderElection"]["resourceName"] in {
         each["metadata"]["name"] for key, each in scheduling.items() if key[0] == "Lease"
     }
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_may_read_and_nothing_else(root: Path) -> None:
+    text = (root / "deploy" / "manifests" / "web.yaml").read_text("utf-8")
+    documents = list(yaml.safe_load_all(text))
+    rights = {
+        (verb, resource)
+        for kind in ("ClusterRole", "Role")
+        for rule in one(documents, kind)["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    reviews = {("create", "tokenreviews"), ("create", "subjectaccessreviews")}
+    assert {verb for verb, _ in rights - reviews} == {"get", "list"}
+    assert "secrets" not in text
+    assert ("get", "pods/proxy") not in {
+        (verb, resource)
+        for rule in one(documents, "ClusterRole")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_page_s_arguments_are_those_of_the_command(root: Path) -> None:
+    text = (root / "deploy" / "manifests" / "web.yaml").read_text("utf-8")
+    template = one(list(yaml.safe_load_all(text)), "Deployment")["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    name, *arguments = container["args"]
+    assert name == "web"
+    with web_command.make_context("web", arguments) as context:
+        assert context.params["listen"].startswith("127.0.0.1:")
+        assert context.params["login"]
+        assert context.params["cluster"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.conftest import FIRST_FILES
+from tests.conftest import FIRST_FILES, OWN_CLUSTERS, file_order
 
 from allotment.model.modes import MODES
 
-MOST_FILES = 365
+MOST_FILES = 377
 MOST_LINES = 600
 LONG_FILES = {"native/lease_core.c"}  # one pure function of a state, with all its parts
 # Where a mode is parsed or shown. All other code asks for a trait (`model/modes.py`).
@@ -100,8 +100,18 @@ def test_no_file_is_longer_than_a_reader_can_hold(sources: Mapping[Path, str], r
     assert long <= LONG_FILES
 
 
-def test_the_tests_that_begin_first_are_there(root: Path) -> None:
-    assert [name for name in FIRST_FILES if not (root / name).is_file()] == []
+def test_the_tests_that_have_a_place_in_the_order_are_there(root: Path) -> None:
+    named = (*FIRST_FILES, *OWN_CLUSTERS)
+    assert [name for name in named if not (root / name).is_file()] == []
+
+
+def test_clusters_of_their_own_are_for_the_workers_that_have_none() -> None:
+    (shared, *_), (own, next_own, *_) = FIRST_FILES, OWN_CLUSTERS
+    unit, short = "tests/unit/test_a.py", "tests/cluster/test_short.py"
+    clusters = [shared, short, next_own, own]
+    waiting = [unit, next_own, short, own, shared]
+    assert file_order(waiting, is_cluster_worker=True) == [*clusters, unit]
+    assert file_order(waiting, is_cluster_worker=False) == [unit, *reversed(clusters)]
 
 
 def test_the_house_has_so_many_files_at_most(sources: Mapping[Path, str]) -> None:

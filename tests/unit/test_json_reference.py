@@ -21,21 +21,42 @@ from allotment.burn.reports import (
     ProcessReport,
 )
 from allotment.cli import devices as devices_command
+from allotment.cli.advise import advice_document
+from allotment.cli.cluster_top import document as top_document
+from allotment.cli.cost import cost_document
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.explain_claim import claim_document
+from allotment.cli.findings import CheckResult, Finding
+from allotment.cli.inspect import document as inspect_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
+from allotment.cli.status import document as status_document
+from allotment.cli.status import sums_of
+from allotment.cost.bills import Bill
+from allotment.cost.splitting import GpuHour, ShareHour, accounts
+from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.kube.live import LivePod
 from allotment.ledger import DeviceUse, SeatAccount
-from allotment.model.clusters import NodeDevice, PlacedDevice
+from allotment.metrics.use import GpuUse, ShareUse, Use
+from allotment.model.clusters import (
+    NodeDevice,
+    PlacedDevice,
+    PodBooking,
+    PodNeed,
+    WantedContainer,
+)
 from allotment.model.compute import Compute
 from allotment.model.devices import Device
+from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.requests import whole_devices
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.modes.mig.apply import GpuChange
 from allotment.placement.explain import RefusalGroup, refuse
+from allotment.scheduler.cluster_use import NodeUse
 from allotment.scheduler.explain_claim import (
     ClaimedDevice,
     ClaimExplanation,
@@ -49,6 +70,13 @@ from allotment.scheduler.explain_evidence import (
     PlacedPart,
     PodCondition,
     Standing,
+)
+from allotment.scheduler.holdings import (
+    ClusterHoldings,
+    DeviceHoldings,
+    Holder,
+    NodeHoldings,
+    Tenant,
 )
 from allotment.shares.compute_view import ComputeView
 from allotment.shares.mode_policy import ModePolicy
@@ -278,9 +306,61 @@ def claim_example() -> object:
     )
 
 
+def inspect_example() -> object:
+    """What `allot inspect` prints of a pod with a GPU and of one that waits."""
+    holder = Holder(
+        uid=PodUid("u"),
+        namespace="ml",
+        name="train",
+        container="main",
+        pods=("train",),
+        mode="mig",
+        compute=Compute(1000, 1000),
+        slice=MigPlace("1g.10gb", 2),
+    )
+    device = NodeDevice(uuid=UUID, model="A100", memory_bytes=2)
+    need = PodNeed(
+        uid=PodUid("w"),
+        containers=(WantedContainer(name="main", request=whole_devices(1, mode="soft")),),
+    )
+    stranger = Tenant(booking=PodBooking(uid=PodUid("s"), node="n"), namespace="ml", name="s")
+    node = NodeHoldings(
+        name="n",
+        devices=(DeviceHoldings(device=device, holders=(holder,)),),
+        strangers=(stranger,),
+    )
+    found = ClusterHoldings(
+        nodes=(node,),
+        waiting=(LivePod(need=need),),
+        without_devices=("plain",),
+        problems=("one",),
+    )
+    return inspect_document(found, found.nodes)
+
+
+def top_example() -> object:
+    """What `kubectl allot top` prints of a node with a share."""
+    gpu = GpuUse(uuid=UUID, index=0, model="A100", pci_bus_id="", memory_total=1)
+    use = Use(
+        node="n",
+        gpus=(gpu,),
+        shares=(ShareUse(share="s", gpu=UUID, device=UUID),),
+        are_shares_read=True,
+    )
+    return top_document([NodeUse(node="n", use=use)])
+
+
+def status_example() -> object:
+    finding = Finding("agents", CheckResult.NOTE, "none")
+    return status_document("https://a", CheckResult.NOTE, [finding], sums_of(ClusterHoldings()))
+
+
 @pytest.mark.parametrize(
     ("command", "document"),
     [
+        ("allot inspect", inspect_example()),
+        ("kubectl allot top", top_example()),
+        ("allot status", status_example()),
         ("allot devices", devices_example()),
         ("allot mig plan", mig_plan_example()),
         ("allot ps", shares_example()),
@@ -288,7 +368,17 @@ def claim_example() -> object:
         ("allot explain pod", explain_example()),
         ("allot explain claim", claim_example()),
     ],
-    ids=["devices", "mig plan", "ps", "burn", "explain", "explain claim"],
+    ids=[
+        "inspect",
+        "cluster top",
+        "status",
+        "devices",
+        "mig plan",
+        "ps",
+        "burn",
+        "explain",
+        "explain claim",
+    ],
 )
 def test_fields_are_the_documented_ones(command: str, document: object) -> None:
     assert set(fields(document)) == documented(command)
@@ -301,6 +391,29 @@ def test_fields_of_cdi_are_the_documented_ones(allot: CommandLine, tmp_path: Pat
     assert made.returncode == 0, made.stderr
     listed = allot("cdi", "list", "-o", "json")
     assert set(fields(json.loads(listed.stdout))) == documented("allot cdi list")
+
+
+def test_fields_of_costs_are_the_documented_ones() -> None:
+    hour = GpuHour(price=1, shares=(ShareHour(namespace="ml", memory=0.5),))
+    bill = Bill(
+        accounts=accounts([hour]),
+        models={"A100": 1},
+        currency="EUR",
+        is_present=False,
+        begin=0.0,
+        end=0.0,
+    )
+    found = cost_document(bill, "ml")
+    assert set(fields(found)) == documented("allot cost")
+    whole = cost_document(bill)
+    for name in ("unallocated", "total"):
+        assert whole[name].keys() == found["namespaces"][0].keys() - {"namespace"}
+
+
+def test_fields_of_advice_are_the_documented_ones() -> None:
+    share = ShareHistory(workload="web", share="1", gpu_memory=2, limit=1, refusals=1)
+    advices = [advise(each, AdviceRules(least_s=1)) for each in workloads([share])]
+    assert set(fields(advice_document(advices, "EUR"))) == documented("allot advise")
 
 
 def test_fields_of_doctor_are_the_documented_ones(allot: CommandLine) -> None:

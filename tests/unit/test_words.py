@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of words finds what it is for, and passes on this tree."""
+"""The check of words finds what it is for. `make lint` runs it on this tree."""
 
 from __future__ import annotations
 
@@ -61,10 +61,6 @@ def test_messages_and_hints_of_errors_are_read() -> None:
 def test_help_texts_are_read() -> None:
     places = {text.place for text in check_words.help_texts()}
     assert {"allot run --help", "allot run --memory", "allot mig plan --help"} <= places
-
-
-def test_this_tree_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_words.main([]) == 0, capsys.readouterr().out
 
 
 def test_a_new_offence_fails_and_the_baseline_only_shrinks(

@@ -360,6 +360,9 @@ typedef struct submission {
 
 // Puts one work behind the stream's others. Waits while the ring is full.
 allot_point submit(stream *target, const submission *wanted);
+// What is ordered in a stream takes a place in its queue: waits for one, unless the stream has done
+// all.
+void submit_wait_for_room(const stream *target);
 void submit_forget_event(event *dying);
 CUresult event_wait(event *waited);
 bool event_done(event *asked);

@@ -446,6 +446,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, pool *from, stream *
   if (target->capture != NULL && !is_plain) return CUDA_ERROR_NOT_SUPPORTED;
   if (target->capture != NULL) return capture_allocate(target, from, size, address);
   TRY(capture_forbids_legacy(target));
+  submit_wait_for_room(target);
   LOCK();
   CUresult result = pool_allocate_locked(from, target->owner->gpu, size, address);
   UNLOCK();
@@ -473,6 +474,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   if (address == 0) return CUDA_SUCCESS;
   if (target->capture != NULL) return capture_free(target, address);
   TRY(capture_forbids_legacy(target));
+  submit_wait_for_room(target);
   LOCK();
   range *freed = range_find(address);
   bool known = freed != NULL && freed->base == address;

@@ -15,6 +15,18 @@ static void make_room(int gpu) {
   }
 }
 
+void submit_wait_for_room(const stream *target) {
+  int gpu = target->owner->gpu;
+  device *own = &driver.devices[gpu];
+  while (!allot_work_done(&driver.machine, stream_end(target))) {
+    pthread_mutex_lock(&own->submit_lock);
+    bool has_room = allot_work_new(&driver.machine, gpu) != NULL;
+    pthread_mutex_unlock(&own->submit_lock);
+    if (has_room) return;
+    make_room(gpu);
+  }
+}
+
 // The event whose mark is about to be overwritten keeps the time for itself.
 static void keep_time(device *own, int gpu, uint64_t number) {
   event **marked = &own->marked[number % ALLOT_RING_WORKS];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // sources: lease_core.c lease_view.c
-// sanitizers: plain address,undefined
 // Any bytes are a state and a contract, any event may come: the core makes a valid state of them,
 // and does nothing that C leaves undefined. (What it decides is tested in tests/unit/leases.)
 #include "lease_test.h"

@@ -99,7 +99,7 @@ static void streams_overlap(void) {
   CUstream streams[4];
   begin();
   for (int i = 0; i < 4; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
-  uint64_t truth = truth_ns();
+  uint64_t truth = truth_ns(), launches = figure(&share.usage->devices[0].launches);
   uint64_t ns = 300 * US;
   void *parameters[] = {&ns};
   for (int n = 0; n < 400; n++) {
@@ -108,6 +108,25 @@ static void streams_overlap(void) {
   }
   OK(cuCtxSynchronize());
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 15, "4 streams");
+  EXPECT_EQUAL(figure(&share.usage->devices[0].launches), launches + 400);
+}
+
+// Each of them is measured before the long one is, and there are many.
+static void short_kernels_hide_no_long_one(void) {
+  CUstream other;
+  begin();
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  uint64_t truth = truth_ns(), long_ns = 300 * MS, short_ns = 20 * US;
+  void *parameters[] = {&long_ns};
+  OK(cuLaunchKernel(ONE_BLOCK, stream, parameters, NULL));
+  parameters[0] = &short_ns;
+  for (int n = 0; n < 150; n++) {
+    OK(cuLaunchKernel(ONE_BLOCK, other, parameters, NULL));
+    OK(cuStreamSynchronize(other));
+    pause_ns(MS);
+  }
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 10, "a long kernel");
 }
 
 // Between launches that come one by one the GPU is idle, and nobody pays for it.
@@ -138,7 +157,7 @@ static void graphs_count_by_what_they_took(void) {
   CUgraph graph = captured(1000, 20 * US);
   CUgraphExec made;
   OK(cuGraphInstantiateWithFlags(&made, graph, 0));
-  uint64_t truth = truth_ns();
+  uint64_t truth = truth_ns(), launches = figure(&share.usage->devices[0].launches);
   for (int i = 0; i < 5; i++) OK(cuGraphLaunch(made, stream));
   OK(cuStreamSynchronize(stream));
   for (int i = 0; i < 5; i++) OK(cuGraphLaunch_ptsz(made, NULL));
@@ -148,6 +167,7 @@ static void graphs_count_by_what_they_took(void) {
   OK(cuGraphExecDestroy(made));
   OK(cuGraphDestroy(graph));
   expect_near(settled(&share.usage->devices[0].gpu_ns), really, 3, "graphs");
+  EXPECT_EQUAL(figure(&share.usage->devices[0].launches), launches + 10);
 }
 
 // A graph that is captured once more has the nodes that it had, and its launches wait for no turn.
@@ -219,6 +239,7 @@ static void captures_are_left_alone(void) {
   OK(cuStreamEndCapture(stream, &graph));
   OK(cuGraphGetNodes(graph, NULL, &nodes));
   EXPECT_EQUAL(nodes, 10);
+  OK(cuGraphDestroy(graph));
   // A capture that fails does not keep later launches from being measured.
   OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
   EXPECT(cuStreamSynchronize(stream) != CUDA_SUCCESS);
@@ -449,6 +470,36 @@ static void contexts_go_with_work_queued(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 20, "after");
 }
 
+// The driver reads it once; the program may change its environment afterwards.
+static void launches_that_block_are_charged(void) {
+  if (getenv("CUDA_LAUNCH_BLOCKING") == NULL) {
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    execl("/proc/self/exe", "host_compute", __func__, NULL);
+  }
+  begin();
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+  uint64_t truth = truth_ns();
+  for (int i = 0; i < 3; i++) spin(function, 100 * MS, stream);
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 10, "that block");
+}
+
+// The driver tells nothing of it any more: each call has the fault's error.
+static void what_ran_until_a_fault_is_charged(void) {
+  static const char source[] =
+      ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry allot_trap()\n{ ret; }\n";
+  CUmodule module;
+  CUfunction trap;
+  begin();
+  OK(cuModuleLoadData(&module, source));
+  OK(cuModuleGetFunction(&trap, module, "allot_trap"));
+  spin(function, 2000 * MS, stream);
+  pause_ns(300 * MS);
+  OK(cuLaunchKernel(trap, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+  GIVES(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+  uint64_t had = settled(&share.usage->devices[0].gpu_ns);
+  if (had < 290 * MS) FAIL("charged %.3f ms of 300 ms", (double)had / 1e6);
+}
+
 static void two_contexts_at_once(void) {
   begin();
   CUcontext other, first;
@@ -471,6 +522,7 @@ static const test_case cases[] = {
     {"every_form_is_measured", every_form_is_measured},
     {"kernels_of_every_length", kernels_of_every_length},
     {"streams_overlap", streams_overlap},
+    {"short_kernels_hide_no_long_one", short_kernels_hide_no_long_one},
     {"gaps_are_not_charged", gaps_are_not_charged},
     {"graphs_count_by_what_they_took", graphs_count_by_what_they_took},
     {"captures_are_left_alone", captures_are_left_alone},
@@ -483,6 +535,8 @@ static const test_case cases[] = {
     {"a_thousand_streams", a_thousand_streams},
     {"long_kernels_of_many_streams_queue_little", long_kernels_of_many_streams_queue_little},
     {"contexts_go_with_work_queued", contexts_go_with_work_queued},
+    {"launches_that_block_are_charged", launches_that_block_are_charged},
+    {"what_ran_until_a_fault_is_charged", what_ran_until_a_fault_is_charged},
     {"two_contexts_at_once", two_contexts_at_once},
     {NULL, NULL},
 };

@@ -3,7 +3,7 @@
 // before it does.
 #include <pthread.h>
 
-#include "host.h"
+#include "queue.h"
 #include "shim/extra_abi.h"
 
 #define CONTEXT context_cost()
@@ -308,7 +308,47 @@ static void graphs_without_memory_are_free(void) {
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
+static CUgraphExec stuck_graph;
+
+static void launch_stuck(CUstream stream) {
+  OK(cuGraphLaunch(stuck_graph, stream));
+}
+
+// Of other threads, which may be what the launch's stream waits for.
+static void no_call_waits_for_another_threads_graph(void) {
+  CUcontext context = start_on(0);
+  CUstream stream;
+  CUgraph graph;
+  CUdeviceptr pointer;
+  stuck_call stuck;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuMemAllocAsync(&pointer, 64 * MIB, stream));
+  OK(cuMemsetD8Async(pointer, 1, 64 * MIB, stream));
+  OK(cuMemFreeAsync(pointer, stream));
+  OK(cuStreamEndCapture(stream, &graph));
+  stuck_graph = executable(keep(graph));
+  CUgraphExec other = executable(allocating_graph(100 * MIB));
+  for (int round = 0; round < 2; round++) {  // the second is launched again
+    if (round == 1) OK(cuGraphLaunch(stuck_graph, stream));
+    begin_stuck_call(&stuck, context, launch_stuck);
+    CUgraphExec made;
+    OK(cuGraphInstantiateWithFlags(&made, allocating_graph(10 * MIB), 0));
+    OK(cuGraphLaunch(other, stream));
+    OK(cuGraphExecDestroy(made));
+    EXPECT(charged(0) >= physical(0));
+    GIVES(cuMemAlloc_v2(&pointer, limit_of(0)), CUDA_ERROR_OUT_OF_MEMORY);
+    end_stuck_call(&stuck);
+    OK(cuCtxSynchronize());
+    AGREE();
+  }
+  OK(cuDeviceGraphMemTrim(0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
 static const test_case cases[] = {
+    {"no_call_waits_for_another_threads_graph", no_call_waits_for_another_threads_graph},
     {"memory_nodes_are_charged_at_launch", memory_nodes_are_charged_at_launch},
     {"graphs_share_their_memory", graphs_share_their_memory},
     {"captured_allocations_are_nodes", captured_allocations_are_nodes},

@@ -69,6 +69,73 @@ static void a_callback_waits_for_another_stream(void) {
   expect_soon(begun);
 }
 
+static void *launch_behind_a_callback(void *unused) {
+  OK(cuCtxSetCurrent(context));
+  OK(cuLaunchHostFunc(stream, wait_until_told, NULL));
+  spin(function, MS, stream);
+  return NULL;
+}
+
+// A launch that is inside the driver waits for what another thread does next.
+static void no_call_waits_for_another_threads_launch(void) {
+  pthread_t launcher;
+  CUstream other;
+  CUevent event;
+  CUgraph graph;
+  if (getenv("CUDA_LAUNCH_BLOCKING") == NULL) {
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    execl("/proc/self/exe", "host_launch", __func__, NULL);
+  }
+  begin();
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&event, CU_EVENT_DEFAULT));
+  OK(pthread_create(&launcher, NULL, launch_behind_a_callback, NULL));
+  pause_ns(100 * MS);
+  uint64_t begun = now_ns();
+  OK(cuEventRecord(event, other));
+  OK(cuEventSynchronize(event));
+  OK(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  OK(cuStreamEndCapture(other, &graph));
+  OK(cuGraphDestroy(graph));
+  OK(cuStreamWaitEvent(stream, event, 0));
+  expect_soon(begun);
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(launcher, NULL));
+}
+
+static CUcontext ending;
+
+static void *destroy_behind_a_callback(void *unused) {
+  CUstream inside;
+  OK(cuCtxSetCurrent(ending));
+  OK(cuStreamCreate(&inside, CU_STREAM_NON_BLOCKING));
+  OK(cuLaunchHostFunc(inside, wait_until_told, NULL));
+  OK(cuCtxDestroy_v2(ending));
+  return NULL;
+}
+
+// The end of a context waits for its work, and that for what another thread does next.
+static void no_call_waits_for_another_threads_context(void) {
+  pthread_t destroyer;
+  CUcontext other;
+  begin();
+  spin(function, MS, stream);
+  OK(cuCtxCreate_v2(&ending, 0, 0));
+  OK(cuCtxSetCurrent(context));
+  OK(pthread_create(&destroyer, NULL, destroy_behind_a_callback, NULL));
+  pause_ns(100 * MS);
+  uint64_t begun = now_ns();
+  for (int i = 0; i < 50; i++) spin(function, MS, stream);
+  OK(cuStreamSynchronize(stream));
+  OK(cuCtxCreate_v2(&other, 0, 0));
+  OK(cuCtxDestroy_v2(other));
+  OK(cuDevicePrimaryCtxRetain(&other, 0));
+  OK(cuDevicePrimaryCtxRelease_v2(0));
+  expect_soon(begun);
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(destroyer, NULL));
+}
+
 // As the messages of a neighbour do.
 static void *wake_the_keeper(void *unused) {
   char path[1200];
@@ -231,6 +298,7 @@ static void cancelled_at_each_place(void) {
   launch_kernel();
   OK(cuStreamEndCapture(stream, &graph));
   OK(cuGraphInstantiateWithFlags(&graph_of_kernels, graph, 0));
+  OK(cuGraphDestroy(graph));
   launch_kernel();
   const uint32_t *busy = busy_word();
   for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -426,6 +494,8 @@ static const test_case cases[] = {
     {"a_callback_waits_for_a_launch", a_callback_waits_for_a_launch},
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
+    {"no_call_waits_for_another_threads_launch", no_call_waits_for_another_threads_launch},
+    {"no_call_waits_for_another_threads_context", no_call_waits_for_another_threads_context},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},

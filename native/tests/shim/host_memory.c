@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way to get device memory: charged once, as much as the GPU has less of, and given back.
+#include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -42,6 +44,53 @@ static void explicit_contexts(void) {
   OK(cuCtxDestroy(contexts[0]));
   OK(cuCtxDestroy_v2(contexts[1]));
   EXPECT_EQUAL(charged(0), 0);
+  AGREE();
+}
+
+static uint32_t contexts_there(void) {
+  uint32_t count = 0;
+  for (int i = 0; i < ALLOT_MACHINE_PROCESSES; i++) {
+    const allot_process *process = &simulation.machine->processes[i];
+    if (process->pid == getpid()) {
+      count += __atomic_load_n(&process->gpus[0].contexts, __ATOMIC_ACQUIRE);
+    }
+  }
+  return count;
+}
+
+#define ROUNDS 40
+
+static pthread_barrier_t round_ends;
+
+// As soon as the driver has made another context, while its cost may be measured.
+static void *allocate_beside_each_context(void *context) {
+  CUdeviceptr pointer;
+  // On a busy machine, too, if that is allowed.
+  pthread_setschedparam(pthread_self(), SCHED_FIFO, &(struct sched_param){.sched_priority = 1});
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < ROUNDS; i++) {
+    while (contexts_there() < 2) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    OK(cuMemAlloc_v2(&pointer, GIB));
+    pthread_barrier_wait(&round_ends);  // it was made
+    pthread_barrier_wait(&round_ends);  // and has gone
+    OK(cuMemFree_v2(pointer));
+  }
+  return NULL;
+}
+
+static void contexts_cost_the_same_beside_threads_that_allocate(void) {
+  CUcontext context = start_on(0);
+  pthread_t other;
+  OK(pthread_barrier_init(&round_ends, NULL, 2));
+  OK(pthread_create(&other, NULL, allocate_beside_each_context, context));
+  for (int i = 0; i < ROUNDS; i++) {
+    OK(cuCtxCreate_v2(&context, 0, 0));
+    pthread_barrier_wait(&round_ends);
+    AGREE();
+    OK(cuCtxDestroy_v2(context));
+    pthread_barrier_wait(&round_ends);
+  }
+  OK(pthread_join(other, NULL));
   AGREE();
 }
 
@@ -376,6 +425,8 @@ static void momentary_reservations_are_outlasted(void) {
 static const test_case cases[] = {
     {"starts_with_a_context", starts_with_a_context},
     {"explicit_contexts", explicit_contexts},
+    {"contexts_cost_the_same_beside_threads_that_allocate",
+     contexts_cost_the_same_beside_threads_that_allocate},
     {"reset_gives_everything_back", reset_gives_everything_back},
     {"plain", plain},
     {"small_ones_share_blocks", small_ones_share_blocks},

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "compute_host.h"
+#include "queue.h"
 
 #define CONTEXT context_cost()
 #define POOL_GROWTH (32 * MIB)
@@ -416,7 +417,78 @@ static void threads_and_streams_at_the_limit(void) {
   AGREE();
 }
 
+// ---- beside a thread that waits in the driver ----
+
+static CUmemoryPool stuck_pool;
+static CUdeviceptr stuck_piece;
+
+static void allocate_stuck(CUstream in) {
+  OK(cuMemAllocFromPoolAsync(&stuck_piece, MIB, stuck_pool, in));
+}
+
+static void free_stuck(CUstream in) {
+  OK(cuMemFreeAsync(stuck_piece, in));
+}
+
+// What may be what the other thread's stream waits for.
+static void use_pools(CUstream stream) {
+  CUmemoryPool pool = new_pool();
+  CUdeviceptr piece, other;
+  OK(cuMemAllocFromPoolAsync(&piece, 50 * MIB, stuck_pool, stream));
+  OK(cuMemAllocFromPoolAsync(&other, 50 * MIB, pool, stream));
+  OK(cuMemFreeAsync(piece, stream));
+  OK(cuMemFreeAsync(other, stream));
+  OK(cuStreamSynchronize(stream));
+  OK(cuMemPoolTrimTo(stuck_pool, 0));
+  OK(cuMemPoolDestroy(pool));
+  EXPECT(charged(0) >= physical(0));
+}
+
+static void no_call_waits_for_another_threads_piece(void) {
+  CUcontext context = start_on(0);
+  CUstream stream;
+  stuck_call stuck;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  stuck_pool = new_pool();
+  begin_stuck_call(&stuck, context, allocate_stuck);
+  use_pools(stream);
+  end_stuck_call(&stuck);
+  AGREE();
+  begin_stuck_call(&stuck, context, free_stuck);
+  use_pools(stream);
+  end_stuck_call(&stuck);
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+// With nothing left under the limit, the one gap is that of the call that waits.
+static void a_gap_is_for_one_call(void) {
+  CUcontext context = start_on(0);
+  CUstream stream, recorded;
+  CUgraph graph;
+  CUdeviceptr pieces[32], more;
+  stuck_call stuck;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamCreate(&recorded, CU_STREAM_DEFAULT));
+  stuck_pool = new_pool();
+  fill_to(POOL_GROWTH + MIB);
+  for (int i = 0; i < 32; i++) OK(cuMemAllocFromPoolAsync(&pieces[i], MIB, stuck_pool, stream));
+  OK(cuMemFreeAsync(pieces[3], stream));
+  OK(cuStreamSynchronize(stream));
+  begin_stuck_call(&stuck, context, allocate_stuck);
+  // While something is recorded the context is not waited for.
+  OK(cuStreamBeginCapture_v2(recorded, CU_STREAM_CAPTURE_MODE_RELAXED));
+  GIVES(cuMemAllocFromPoolAsync(&more, MIB, stuck_pool, stream), CUDA_ERROR_OUT_OF_MEMORY);
+  if (cuStreamEndCapture(recorded, &graph) == CUDA_SUCCESS) OK(cuGraphDestroy(graph));
+  end_stuck_call(&stuck);
+  AGREE();
+  EXPECT(charged(0) <= limit_of(0));
+}
+
 static const test_case cases[] = {
+    {"a_gap_is_for_one_call", a_gap_is_for_one_call},
+    {"no_call_waits_for_another_threads_piece", no_call_waits_for_another_threads_piece},
     {"growth_is_charged", growth_is_charged},
     {"each_way_of_waiting_gives_back", each_way_of_waiting_gives_back},
     {"a_threshold_keeps_the_charge", a_threshold_keeps_the_charge},

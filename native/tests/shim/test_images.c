@@ -2,7 +2,6 @@
 // Reads variables of module images: texts, ELF files, fat binaries, and a great many broken ones.
 //
 // sources: shim/image.c
-// sanitizers: plain address,undefined
 #include <assert.h>
 #include <elf.h>
 #include <stdio.h>

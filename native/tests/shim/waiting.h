@@ -66,14 +66,15 @@ static void *call_and_wait(void *argument) {
 }
 
 // Returns while the call waits for memory: the driver has none for it, or the share.
-static void begin_waiting_call(waiting_call *held, CUcontext context, CUresult (*call)(void)) {
+__attribute__((unused)) static void begin_waiting_call(waiting_call *held, CUcontext context,
+                                                       CUresult (*call)(void)) {
   *held = (waiting_call){.call = call, .context = context};
   OK(pthread_create(&held->thread, NULL, call_and_wait, held));
   EXPECT(await(&held->is_waiting, HELD_MS));
 }
 
 // The memory is free: the call has it at the next attempt.
-static void end_waiting_call(waiting_call *held) {
+__attribute__((unused)) static void end_waiting_call(waiting_call *held) {
   announce(&held->may_go_on);
   OK(pthread_join(held->thread, NULL));
   OK(held->result);

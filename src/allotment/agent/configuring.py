@@ -20,6 +20,7 @@ from allotment.agent.config.holder import ConfigHolder, ConfigOutcome, choice_ru
 from allotment.agent.config.overlay import given_value
 from allotment.agent.config.parsing import MAX_TEXT
 from allotment.agent.config.schema import Config
+from allotment.agent.kubelet import podresources
 from allotment.agent.node_state import NodeState
 from allotment.agent.protocols import Reports
 from allotment.files import atomic_write
@@ -165,6 +166,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, object] = msgspec.field(default_factory=dict)
     """NVIDIA's flags as given, by name."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    otlp_endpoint: str | None = None
+    """The collector of traces; None: as OpenTelemetry's variables say."""
     log_format: str = "text"
     verbose: bool = False
 
@@ -172,6 +175,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     def plugin_folder(self) -> Path:
         """The folder of the kubelet's socket, and of plugins' sockets."""
         return self.kubelet_socket.parent
+
+    @property
+    def pod_resources(self) -> Path:
+        """The socket of the kubelet's podresources API."""
+        return self.plugin_folder.parent / podresources.SOCKET
 
     @property
     def checkpoint(self) -> Path:

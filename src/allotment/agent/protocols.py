@@ -115,6 +115,10 @@ class Pods(Protocol):
         """Delete a pod, which ends its programs. Raises `AllotError`."""
         ...
 
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Write annotations of a pod. Raises `AllotError`."""
+        ...
+
     def changes(self) -> AsyncIterator[None]:
         """Yield after pods were added, changed or deleted; once for several changes."""
         ...

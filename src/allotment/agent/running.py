@@ -23,6 +23,7 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
+from allotment.agent.allocation.start_traces import TracedTenants, open_starts
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.config.overlay import overlay
 from allotment.agent.config.schema import Config, HealthConfig
@@ -31,6 +32,7 @@ from allotment.agent.device_modes import ComputeModes, DeviceModes
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.agent.evictions import Evictions
+from allotment.agent.gpu_users import held_devices
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import policy_of
@@ -50,7 +52,7 @@ from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
-from allotment.agent.usage import UseReader, shares_in
+from allotment.agent.usage import PATIENCE_S, UseReader, shares_in
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path, parse_spec
 from allotment.devices.timeslices import set_time_slice
@@ -62,8 +64,9 @@ from allotment.kube.quotas import FollowedConfigMap
 from allotment.metrics import start_log
 from allotment.metrics.agent import AgentMetrics
 from allotment.metrics.aliases import ALIASES
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
 from allotment.metrics.use import Aliases, UseMetrics
+from allotment.model.addresses import parse_address
 from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.reported import Reported
@@ -232,6 +235,8 @@ class _Agent:
             state=state,
             shares=shares_in(folder, self._machine),
             pods=self._pods.all,
+            held=held_devices(settings.pod_resources, patience_s=PATIENCE_S),
+            shows_processes=lambda: (state.config or Config()).allotment.has_process_metrics,
         )
         self._use = UseMetrics(use.read, self._aliases)
         self._modes = DeviceModes(folder, state=state, node=self._node, reports=self._reports)
@@ -284,7 +289,14 @@ class _Agent:
         )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)
-        self._tenants = Tenants(
+        starts = self._starts = open_starts(
+            settings,
+            folder=folder,
+            pods=self._pods,
+            checkpoint=checkpoint,
+            shares=lambda: self._tenants.shares,
+        )
+        self._tenants = (Tenants if starts is None else partial(TracedTenants, starts))(
             checkpoint=checkpoint,
             pods=self._pods,
             offer=lambda: state.offer,
@@ -308,6 +320,7 @@ class _Agent:
                 links=lambda: state.links.scores,
                 policy=self._policy,
                 modes=self._tenants.modes,
+                allocated=starts.allocated if starts is not None else None,
             ),
             checkpoint=checkpoint,
         )
@@ -403,14 +416,17 @@ class _Agent:
                     self._serve,
                 ):
                     group.create_task(loop())
-                if self._config_map is not None:
-                    group.create_task(self._config_map.run())
+                for part in (self._config_map, self._starts):
+                    if part is not None:
+                        group.create_task(part.run())
         finally:
             if server is not None:
                 server.close()
             await self._tenants.close()
             await asyncio.to_thread(self._mps.close)
             self._facts.close()
+            if self._starts is not None:
+                await self._starts.close()
             os.close(self._lock)  # nothing changes the node after this: the next agent begins
             self._reports.send_all()
             with contextlib.suppress(TimeoutError):

@@ -2,33 +2,38 @@
 """Reads the use of all shares and GPUs for a scrape, in bounded time.
 
 The shares are read by the code of `allot ps`, with the driver's figures of each GPU as they are
-asked here. Each GPU has its own thread, and so have the files of the shares: what hangs is left
-out, and the metrics say so.
+asked here. Each GPU has its own thread, and so have the files of the shares and the kubelet: what
+hangs is left out, and the metrics say so.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import structlog
 
+from allotment.agent.config.schema import Config
+from allotment.agent.gpu_users import HeldDevices, Users, share_processes
 from allotment.agent.inventory import Sighting
 from allotment.agent.node_state import NodeState
+from allotment.cost.prices import MICROS
 from allotment.devices.events import GpuEvent
 from allotment.devices.sources import Reading
 from allotment.devices.watching import Asker, Report
 from allotment.ledger import SeatAccount
 from allotment.ledger.layout import WAIT_FIRST_NS
 from allotment.metrics.use import ClaimUser, GpuUse, ShareUse, Use
+from allotment.metrics.users import MOST_PROCESSES, GpuProcess
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.modes import traits_of
 from allotment.model.pods import Owner, Pod
+from allotment.model.reported import Reported
 from allotment.model.shares import ShareDevice
 from allotment.model.structs import replace
 from allotment.shares.booking import Booking, booked
@@ -46,6 +51,7 @@ _FRESH_S: Final = 1.0
 """Scrapes within this time share a reading: any pod may connect."""
 
 Readings = Mapping[str, Reading]
+_Answer = TypeVar("_Answer")
 
 
 class GpuReports(Protocol):
@@ -84,18 +90,24 @@ class UseReader:
         state: NodeState,
         shares: SharesRead,
         pods: Callable[[], Collection[Pod]] = tuple,
+        held: HeldDevices = tuple,
+        shows_processes: Callable[[], bool] = lambda: False,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shares` may block; `shares_in` makes it. `pods` returns the node's."""
+        """`shares` and `held` may block: `shares_in`, `held_devices`. `pods` returns the node's."""
         self._node = node
         self._gpus = gpus
         self._state = state
         self._shares = shares
         self._pods = pods
+        self._held = held
+        self._shows_processes = shows_processes
         self._patience_s = patience_s
         self._clock = clock
         self._asker = Asker("use")
+        self._kubelet = Asker("podresources")
+        self._failed = Reported[str]()
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._last: Use | None = None
@@ -118,13 +130,16 @@ class UseReader:
 
     def _read(self) -> Use:
         began = self._clock()
+        asked = self._kubelet.ask(self._held)  # answered while the GPUs are
         reports = self._gpus.reports(patience_s=self._patience_s)
         readings = {uuid: report.reading for uuid, report in reports.items()}
-        read = self._read_shares(readings)
+        read = self._answer("shares", self._asker.ask(lambda: self._shares(readings)))
+        held = self._answer("pods", asked)
         status, bookings = read or (ShareStatus((), ()), None)
         devices = tuple(self._state.devices.values())
         indices = {device.uuid: device.index for device in devices}
-        users = claim_users(self._pods())
+        pods = self._pods()
+        users = claim_users(pods)
         made_for = {(each.namespace, each.claim): each.pod for each in users if each.is_only}
         shares = tuple(
             replace(each, pod=made_for.get((each.namespace, each.claim), ""))
@@ -134,6 +149,9 @@ class UseReader:
             for each in self._uses_of(view, readings, indices)
         )
         claims = {(each.namespace, each.claim) for each in shares}
+        others = Users(devices=devices, shares=shares, pods=pods, held=held)
+        outside, apart = others.outside(status.outside, readings)
+        processes = self._processes(status, shares, readings, apart)
         if read is not None:
             present = {(each.share, each.device) for each in shares}
             self._lent = {key: lent for key, lent in self._lent.items() if key in present}
@@ -146,24 +164,55 @@ class UseReader:
             ),
             shares=shares,
             claim_users=tuple(each for each in users if (each.namespace, each.claim) in claims),
+            holders=tuple(others.holders),
+            outside=tuple(outside),
+            processes=None if processes is None else processes[:MOST_PROCESSES],
+            processes_left_out=max(0, len(processes or ()) - MOST_PROCESSES),
             are_shares_read=read is not None,
+            are_pods_read=held is not None,
             unreadable_shares=sum(each.state is LiveState.DAMAGED for each in status.shares),
             seconds=self._clock() - began,
         )
 
-    def _read_shares(self, readings: Readings) -> tuple[ShareStatus, Mapping[str, Booking]] | None:
-        """None: not in time, now or in a scrape before that still waits."""
-        asked: Future[tuple[ShareStatus, Mapping[str, Booking]]] | None
-        asked = self._asker.ask(lambda: self._shares(readings))
+    def _answer(self, what: str, asked: Future[_Answer] | None) -> _Answer | None:
+        """None: not in time, now or in a scrape before that still waits; or it failed."""
         if asked is None:
             return None
         try:
-            return asked.result(timeout=self._patience_s)
+            answer = asked.result(timeout=self._patience_s)
         except TimeoutError:
             return None
         except Exception as error:  # noqa: BLE001 - the other metrics must not fail with it
-            _log.warning("cannot read the use of shares", error=str(error))
+            if self._failed.is_new(what):
+                _log.warning("cannot be read for metrics", what=what, error=str(error))
             return None
+        self._failed.over(what)
+        return answer
+
+    def _processes(
+        self,
+        status: ShareStatus,
+        shares: Sequence[ShareUse],
+        readings: Readings,
+        apart: Sequence[GpuProcess],
+    ) -> tuple[GpuProcess, ...] | None:
+        """Return all processes, those with the most memory first; None: not asked for."""
+        if not self._shows_processes():
+            return None
+        uses: dict[str, list[ShareUse]] = {}
+        for share in shares:
+            uses.setdefault(share.share, []).append(share)
+        found = [
+            each
+            for view in status.shares
+            for each in share_processes(view, uses.get(view.id, ()), readings)
+        ]
+        return tuple(
+            sorted(
+                (*found, *apart),
+                key=lambda each: (-(each.memory_used or 0), each.pid, each.gpu, each.device),
+            )
+        )
 
     # ---- a share
 
@@ -239,6 +288,7 @@ class UseReader:
             gpu_ns=compute.use.gpu_ns,
             copy_ns=compute.use.copy_ns,
             held_ns=compute.use.held_ns,
+            launches=compute.use.launches,
             delayed_launches=compute.use.throttled,
             waits=compute.use.lease_waits,
             first_wait_ns=WAIT_FIRST_NS,
@@ -282,6 +332,8 @@ class UseReader:
         status: ShareStatus,
     ) -> GpuUse:
         uuid = device.uuid
+        prices = (self._state.config or Config()).allotment.prices
+        price = prices.of(device.name)
         slices = {
             each.uuid: each.slice_of.profile
             for each in tuple(self._state.devices.values())
@@ -298,6 +350,8 @@ class UseReader:
             slices=Counter(slices.values()),
             is_healthy=uuid not in self._state.unhealthy,
             last_xid=self._xids.get(uuid, 0),
+            price=None if price is None else price / MICROS,
+            currency=prices.currency,
         )
         if bookings is not None:
             of_gpu = [bookings[each] for each in (uuid, *slices) if each in bookings]

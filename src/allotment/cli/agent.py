@@ -14,6 +14,7 @@ from allotment.cli.options import (
     kubeconfig_option,
     kubelet_socket_option,
     log_options,
+    otlp_option,
     simulated_option,
     state_option,
     usual_kubeconfig,
@@ -88,6 +89,7 @@ _METRICS = "127.0.0.1:9446"
     help="Remove what agents wrote into the nodes of the cluster, and exit: labels, annotations,"
     " quantities and the condition GpuHealthy. Delete the agents first.",
 )
+@otlp_option
 @log_options
 @simulated_option
 @state_option
@@ -105,6 +107,7 @@ def command(
     front: str,
     metrics_address: str,
     remove: bool,
+    otlp_endpoint: str | None,
     log_format: str,
     verbose: bool,
     simulated: str | None,
@@ -146,6 +149,7 @@ def command(
         metrics_address=None if metrics_address == "off" else metrics_address,
         options={name: value for name, value in options.items() if value is not None},
         environment=dict(os.environ),
+        otlp_endpoint=otlp_endpoint,
         log_format=log_format,
         verbose=verbose,
     )

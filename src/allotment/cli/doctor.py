@@ -9,22 +9,28 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from allotment.cli.documents import print_document
-from allotment.cli.groups import wants_colour
+from allotment.cli.findings import CheckResult, Finding, print_findings
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
-from allotment.cli.options import output_option, state_option, usual_kubeconfig
+from allotment.cli.options import (
+    cluster_option,
+    cluster_options,
+    is_kubectl,
+    output_option,
+    state_option,
+    system_namespace_option,
+    usual_kubeconfig,
+)
 from allotment.devices.watching import OFF_BUS, driver_gpus, hidden_gpus
 from allotment.ledger import read_contract
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
-from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
+from allotment.model.errors import AllotError, LedgerError
 from allotment.model.formats import format_count
 from allotment.model.mig import MigGpu
 from allotment.modes import traits_of
@@ -39,8 +45,6 @@ from allotment.shares.run.namespace import PRELOAD_FILE, can_unshare
 if TYPE_CHECKING:
     from allotment.kube.policies import FoundPolicies, Specs
 
-_COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
-
 
 @click.command(short_help="Check the prerequisites of this machine, and print fixes.")
 @output_option("table", "json", "yaml")
@@ -51,63 +55,43 @@ _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
     help="Compare the cluster's policies with those for these settings of the scheduler: the file"
     " of `allot scheduler --dialects`.",
 )
-def command(*, output: str, state: Path | None, dialects: Path | None) -> int:
+@cluster_option("Check a cluster in place of this machine.")
+@cluster_options
+@system_namespace_option
+def command(
+    *,
+    output: str,
+    state: Path | None,
+    dialects: Path | None,
+    is_cluster: bool,
+    kubeconfig: Path | None,
+    context: str | None,
+    system_namespace: str,
+) -> int:
     """Check everything that Allotment needs of this machine, and print a fix for each problem.
+
+    With --cluster it checks a cluster: agents, scheduler, webhook and its certificates, versions,
+    other plugins that offer the same GPUs, and admission policies. What this user may not read is
+    named, with the right that is missing.
 
     Exits with 0, or with 8 if an essential prerequisite is missing.
 
     \b
-    Example:
+    Examples:
       allot doctor
+      kubectl allot doctor
     """  # noqa: D301 - click's mark
-    findings = list(examine(StateFolder.at(state), dialects))
-    missing = any(finding.outcome is CheckResult.MISSING for finding in findings)
-    if output != "table":
-        checks = [
-            {
-                **msgspec.structs.asdict(finding),
-                "outcome": str(finding.outcome),
-                "fix": finding.fix or None,
-            }
-            for finding in findings
-        ]
-        print_document({"usable": not missing, "checks": checks}, output)
-    else:
-        colour = wants_colour()
-        for finding in findings:
-            word = click.style(f"{finding.outcome:<8}", fg=_COLOURS[finding.outcome])
-            click.echo(f"{word} {finding.name}: {finding.detail}", color=colour)
-            if finding.fix:
-                # A check that passed has an improvement, not a fix.
-                word = "hint" if finding.outcome is CheckResult.OK else "fix"
-                click.echo(f"{'':8}   {word}: {finding.fix}")
-    return PrerequisiteError.exit_code if missing else 0
+    if is_cluster or is_kubectl():
+        from allotment.cli.cluster_checks import examine_cluster
+
+        findings = examine_cluster(kubeconfig, context, system_namespace)
+        policies = _cluster(dialects, kubeconfig, context)
+        return print_findings([*findings, *policies], output)
+    return print_findings(list(examine(StateFolder.at(state), dialects)), output)
 
 
 _OLDEST_GLIBC = (2, 17)
 _TIMEOUT_S = 20
-
-
-class CheckResult(StrEnum):
-    """The result of a check."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Works with limits."""
-    MISSING = "missing"
-    """Allotment does not work without it."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """The result of one check.
-
-    `fix` is empty if there is nothing to do. With `OK` it is an optional improvement.
-    """
-
-    name: str
-    outcome: CheckResult
-    detail: str
-    fix: str = ""
 
 
 def examine(folder: StateFolder, dialects: Path | None) -> Iterator[Finding]:
@@ -479,9 +463,11 @@ _MANIFESTS = (
 _OWN_KEYS = "validatingadmissionpolicies/allotment-scheduler-own-keys"
 
 
-def _cluster(dialects: Path | None) -> Iterator[Finding]:
+def _cluster(
+    dialects: Path | None, kubeconfig: Path | None = None, context: str | None = None
+) -> Iterator[Finding]:
     """Compare the cluster's admission policies with those of this version."""
-    path = usual_kubeconfig()
+    path = kubeconfig or usual_kubeconfig()
     if path is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
         if dialects is not None:
             text = "no kubeconfig: the policies are not compared"
@@ -499,7 +485,7 @@ def _cluster(dialects: Path | None) -> Iterator[Finding]:
     usual = user_of(every[_OWN_KEYS])
 
     async def read() -> "tuple[str, FoundPolicies, bool]":
-        async with connect(path) as api:
+        async with connect(path, context=context) as api:
             found = await read_policies(api, every)
             users = found.accounts(every).get(usual) or (usual,)
             # An unknown account that is not the usual one was chosen for a scheduler.

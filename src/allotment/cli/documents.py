@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allotment.model.formats import utc
+
 if TYPE_CHECKING:
     from allotment.model.pods import Owner
     from allotment.shares.compute_view import ComputeView
@@ -26,13 +28,6 @@ def print_document(document: object, kind: str) -> None:
     import json
 
     click.echo(json.dumps(document, indent=2))
-
-
-def utc(seconds: float) -> str:
-    """Format a time (seconds after the epoch) as RFC 3339, in UTC."""
-    import time
-
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def shares_document(overview: "ShareStatus") -> Document:

@@ -69,10 +69,10 @@ def command(
             hint='for example: eval "$(allot env --simulated a100-80gb:2)"',
         )
     from allotment.shares.folders import StateFolder, simulated_copy
-    from allotment.shares.run.command import check_listable, local_devices
+    from allotment.shares.run.command import check_loadable, local_devices
 
     folder = StateFolder.at(state)
-    check_listable(folder, blanks=False)
+    check_loadable(folder, blanks=False)
     machine, _ = local_devices(folder, simulated)
     programs = simulated_copy(folder)
     libraries = tools = str(programs)

@@ -252,11 +252,16 @@ def print_explanation(explanation: Explanation) -> None:
     print_lines(_scheduler_message(explanation))
 
 
-def _lines(explanation: Explanation) -> Iterator[str]:
+def headline(explanation: Explanation) -> str:
+    """Return where the pod is, or the shortest reason why it waits."""
     where = f" on node {explanation.node}" if explanation.node else ""
     words = {"placed": "is placed", "bound": "is bound", "pending": "waits", "ended": "has ended"}
     name = f"{explanation.namespace}/{explanation.name}"
-    yield f"Pod {name} {words[explanation.standing]}{where}{_why(explanation)}"
+    return f"Pod {name} {words[explanation.standing]}{where}{_why(explanation)}"
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
+    yield headline(explanation)
     for container in explanation.containers:
         yield f"  container {container.name} requests {container.text}"
     if explanation.title:

@@ -166,6 +166,13 @@ log_options = options(
     ),
     click.option("--verbose", "-v", is_flag=True, help="Log every step."),
 )
+otlp_option = click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="Collector for traces of pods' starts, by OTLP over HTTP: http://collector:4318."
+    " OpenTelemetry's variables are honoured.  [env: OTEL_EXPORTER_OTLP_ENDPOINT; default: no"
+    " traces]",
+)
 kubelet_socket_option = click.option(
     "--kubelet-socket",
     metavar="PATH",
@@ -257,28 +264,50 @@ _NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _SPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
-def of_cluster(command: _F) -> _F:
-    """Add the options that say which cluster."""
-    for option in (
-        click.option(
-            "--context",
-            metavar="NAME",
-            help="Context of the kubeconfig.  [default: the current one]",
-        ),
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's service"
-            " account, or ~/.kube/config]",
-        ),
-        click.option(
-            *("--namespace", "-n"),
-            metavar="NAMESPACE",
-            help="Namespace, if the name has none.  [default: the context's]",
-        ),
-    ):
-        command = option(command)
-    return command
+cluster_options = options(
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's service"
+        " account, or ~/.kube/config]",
+    ),
+    click.option(
+        "--context",
+        metavar="NAME",
+        help="Context of the kubeconfig.  [default: the current one]",
+    ),
+)
+"""The options that say which cluster."""
+of_cluster = options(
+    click.option(
+        *("--namespace", "-n"),
+        metavar="NAMESPACE",
+        help="Namespace, if the name has none.  [default: the context's]",
+    ),
+    cluster_options,
+)
+"""The same, and the namespace of an object."""
+system_namespace_option = click.option(
+    "--system-namespace",
+    metavar="NAMESPACE",
+    default="allotment-system",
+    help="Namespace of the agents and the scheduler.",
+)
+
+
+def is_kubectl() -> bool:
+    """Return whether this is `kubectl allot`: what it names is in a cluster."""
+    return Path(sys.argv[0]).name.startswith("kubectl")
+
+
+def cluster_option(thing: str) -> Callable[[_F], _F]:
+    """Add --cluster: the command is about the cluster, not about this machine."""
+    return click.option(
+        "--cluster",
+        "is_cluster",
+        is_flag=True,
+        help=f"{thing} `kubectl allot` always means the cluster.",
+    )
 
 
 def pod_names(text: str, namespace: str | None, *, kind: str = "pod") -> tuple[str, str]:
@@ -321,17 +350,59 @@ def read_of_cluster(
     from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
     from allotment.model.errors import NotFoundError
 
-    async def connected() -> _Evidence:
+    found: list[_Evidence] = []
+
+    async def connected() -> None:
         async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
-            return await read(api)
+            # Not returned: `asyncio.run` formats a task with its whole result as a text, for an
+            # error message of `signal.signal` that nobody sees. A large cluster takes a second.
+            found.append(await read(api))
 
     try:
-        return asyncio.run(connected())
+        with _without_collection():
+            asyncio.run(connected())
     except ObjectMissingError as error:
         raise NotFoundError(error.message, hint=error.hint) from error
     except UnreachableError as error:
         hint = "check that `kubectl get nodes` works with this kubeconfig"
         raise UnreachableError(error.message, hint=hint) from error
     except DeniedError as error:
-        hint = f"this needs the rights to {rights}; check: kubectl auth can-i {check}"
+        rule = lacking(error.message) or f"check: kubectl auth can-i {check}"
+        hint = f"this needs the rights to {rights}; {rule}"
         raise DeniedError(error.message, hint=hint, status=error.status) from error
+    return found[0]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage: all that is read stays, and looking through it takes a fifth of the time.
+
+    What was read is not looked through later either.
+    """
+    import gc
+
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+_FORBIDDEN: Final = (
+    r'cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]+)")?'
+)
+
+
+def lacking(message: str) -> str | None:
+    """Return the RBAC rule that a refusal of the API server asks for; None: it is no refusal."""
+    import re
+
+    found = re.search(_FORBIDDEN, message)
+    if found is None:
+        return None
+    space = found["namespace"]
+    kind = f"Role in namespace {space}" if space else "ClusterRole"
+    rule = f'apiGroups: ["{found["group"]}"], resources: [{found["resource"]}]'
+    return f"add this rule to a {kind} of this user: {{{rule}, verbs: [{found['verb']}]}}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from allotment.cli.documents import print_document, shares_document, utc
+from allotment.cli.documents import print_document, shares_document
 from allotment.cli.options import TABLES, complete_share, output_option, state_option
 from allotment.cli.tables import (
     COMMAND_CELLS,
@@ -26,7 +26,7 @@ from allotment.cli.tables import (
     short_uuid,
 )
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes, format_duration
+from allotment.model.formats import format_bytes, format_duration, utc
 from allotment.model.structs import replace
 
 if TYPE_CHECKING:

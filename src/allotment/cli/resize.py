@@ -2,7 +2,6 @@
 """`allot resize`: changes the limits of a running share, or asks for other amounts of a pod."""
 
 import asyncio
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from allotment.cli.options import (
     changed_compute_options,
     complete_share,
     installed,
+    is_kubectl,
     pod_names,
     state_option,
     usual_kubeconfig,
@@ -112,7 +112,7 @@ def command(
     from allotment.shares.resize import LimitChange, resize
     from allotment.shares.run.command import refuse_inside
 
-    if is_pod or Path(sys.argv[0]).name.startswith("kubectl"):
+    if is_pod or is_kubectl():
         _refuse_ignored({"--force": force, "--host-memory": _is_typed(ctx, "host_memory")}, "a pod")
         words = {
             "memory": memory and memory.text,

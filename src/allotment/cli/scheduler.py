@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from allotment.cli.options import installed, kubeconfig_option, log_options
+from allotment.cli.options import installed, kubeconfig_option, log_options, otlp_option
 from allotment.cli.scheduler_options import LEASE, WEBHOOK, SchedulerOptions, namespaced
 from allotment.model.compute import DEFAULT_FLOOR, WHOLE
 from allotment.model.modes import SOFT
@@ -193,6 +193,7 @@ _LISTEN = "127.0.0.1:9447"
     help="Print the webhook's configuration and the admission policies for these --dialects, for"
     " `kubectl apply -f -`, and exit.",
 )
+@otlp_option
 @log_options
 def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `SchedulerOptions`
     """Choose the node and the GPUs of every pod that requests allotment.dev/gpu.
@@ -224,7 +225,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `Sche
 
 
 def configuration(options: SchedulerOptions) -> str:
-    from allotment.metrics.serving import parse_address
+    from allotment.model.addresses import parse_address
     from allotment.scheduler.admission.manifests import (
         CLIENT_FILES,
         SERVER_FILES,

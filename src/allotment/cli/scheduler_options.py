@@ -55,6 +55,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     print_config: bool
     plain_pods: bool
     print_manifests: bool
+    otlp_endpoint: str | None
     log_format: str
     verbose: bool
 
@@ -100,6 +101,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
             compute_floor=self.compute_floor * WHOLE // 100,
             take_over=systems(self.take_over),
             identity=self.identity or os.uname().nodename,
+            otlp_endpoint=self.otlp_endpoint,
             log_format=self.log_format,
             verbose=self.verbose,
             book=BookSettings(candidates=self.candidates),

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import click
 
 from allotment.cli.documents import print_document, shares_document
-from allotment.cli.options import DURATION_NS, output_option, simulated_option, state_option
+from allotment.cli.options import (
+    DURATION_NS,
+    cluster_option,
+    cluster_options,
+    is_kubectl,
+    output_option,
+    simulated_option,
+    state_option,
+    system_namespace_option,
+)
 from allotment.model.errors import NoDevicesError
 from allotment.model.structs import replace
 
@@ -48,6 +57,9 @@ _PIPE_COLUMNS = 160
 @simulated_option
 @output_option("table", "json", "yaml")
 @state_option
+@cluster_option("Print what each share of a cluster uses now, by its agents' metrics.")
+@cluster_options
+@system_namespace_option
 def command(
     *,
     once: bool,
@@ -56,6 +68,10 @@ def command(
     simulated: str | None,
     output: str,
     state: Path | None,
+    is_cluster: bool,
+    kubeconfig: Path | None,
+    context: str | None,
+    system_namespace: str,
 ) -> None:
     """Watch GPUs and shares: limits, use, peaks, refusals, and whether limits are in force.
 
@@ -72,11 +88,27 @@ def command(
     TERM=dumb, or with -o, it prints one reading without colour and bars. If GPU time is measured,
     that takes two readings, one --interval apart.
 
+    With --cluster it prints one reading of all nodes, which the API server fetches from each agent.
+    BUSY is the part of the last second in which a kernel of the share ran, by the driver. Nodes
+    without an answer are named. This needs the right to get pods/proxy in the agents' namespace.
+
     \b
     Examples:
       allot top
       allot top --once -o json
+      kubectl allot top --sort gpu
     """  # noqa: D301 - click's mark
+    if is_cluster or is_kubectl():
+        from allotment.cli.cluster_top import show
+
+        show(
+            kubeconfig=kubeconfig,
+            context=context,
+            system_namespace=system_namespace,
+            sort=sort,
+            output=output,
+        )
+        return
     from allotment.shares.folders import StateFolder
 
     pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, interval_ns / 1e9))

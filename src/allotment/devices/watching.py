@@ -314,6 +314,17 @@ def driver_facts(root: Path, bus: str) -> Mapping[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
+def driver_minor(device: Device) -> int | None:
+    """Return the number N of a GPU's `/dev/nvidiaN`; None: the kernel's driver does not list it."""
+    if device.simulated:
+        return device.index
+    bus = device.pci_bus_id.lower()[-len("0000:00:00.0") :]
+    for root in _ROOTS:
+        if (text := driver_facts(root, bus).get("Device Minor", "")).isdecimal():
+            return int(text)
+    return None
+
+
 def failure_of(nvml: ModuleType, error: Exception) -> ReadFailure:
     value = getattr(error, "value", None)
 

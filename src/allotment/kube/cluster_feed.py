@@ -101,7 +101,10 @@ class _NodeReader:
         self._kept.pop(name, None)
 
 
-def to_cluster_pod(item: PodObject) -> ClusterPod:
+def to_cluster_pod(
+    item: PodObject, request: Callable[[PodObject, PodUid], Pod] | None = None
+) -> ClusterPod:
+    """`request` reads a pod's request, in place of `stateless`."""
     meta = item.metadata
     annotations = meta.annotations or {}
     cpu_milli, memory_bytes = requests_of(item)
@@ -115,9 +118,10 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         priority=item.spec.priority or 0,
         is_ending=meta.deletion_timestamp is not None,
     )
-    if pod.node and item.status.phase in ENDED:
-        return pod
-    asks = _without_state(item, pod.uid) if _asks(item) else None
+    if item.status.phase in ENDED:
+        # Also without a node: one that is deleted while it waits, and kept by a finalizer.
+        return pod if pod.node else replace(pod, version=meta.resource_version)
+    asks = (request or stateless)(item, pod.uid) if _asks(item) else None
     if not pod.node:
         nominated = item.status.nominated_node_name
         is_ours = bool(nominated) and is_nominated_by_us(meta)
@@ -169,7 +173,7 @@ def _booking(item: PodObject, pod: ClusterPod, asks: Pod | None) -> tuple[PodBoo
     return placed, ""
 
 
-def _without_state(item: PodObject, uid: PodUid) -> Pod:
+def stateless(item: PodObject, uid: PodUid) -> Pod:
     """Return the pod's request, without anything that changes while it runs."""
     item.status.container_statuses = item.status.init_container_statuses = None
     item.status.resource_claim_statuses = msgspec.Raw(b"null")

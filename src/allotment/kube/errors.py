@@ -139,7 +139,7 @@ def explain_failure(
     if isinstance(error, TimeoutError):
         what = "did not answer in time"
     elif isinstance(error, aiohttp.ClientConnectorError):
-        what = f"cannot be reached: {_reason(error.os_error)}"
+        what = f"cannot be reached: {reason_of(error.os_error)}"
     elif isinstance(error, ConnectionRefusedError):
         what = f"cannot be reached: {error}"
     else:
@@ -150,7 +150,7 @@ def explain_failure(
     )
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """Return the system's own text, without memory addresses or tuples."""
     if error.errno is not None and error.errno > 0:  # getaddrinfo's are negative
         return os.strerror(error.errno)

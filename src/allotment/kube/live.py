@@ -14,41 +14,31 @@ from allotment.dialects.foreign.adoption import adopted_usage
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.dialects.foreign.claim_bookings import claim_booking
 from allotment.dialects.foreign.settings import SYSTEMS, foreign_dialects
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.dialects.own.registry import NeedSettings, need_of
+from allotment.dialects.own.resource_claims import ResourceClaim
 from allotment.kube.clients import Api
-from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.cluster_feed import stateless, to_cluster_pod
 from allotment.kube.errors import DeniedError, GoneError, ObjectMissingError
 from allotment.kube.inventories import inventory_of
 from allotment.kube.objects import (
     ENDED,
-    Metadata,
+    DatedPod,
     NodeObject,
     PodObject,
 )
 from allotment.kube.resource_claims import CLAIMS, ClaimObject, allocated_claim
 from allotment.kube.watching import decoder_of_lists, pages
-from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.clusters import ClusterPod, NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.modes import SOFT
-from allotment.model.pods import ForeignPod
+from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.model.structs import replace
 
 _PAGE: Final = 500
 _TRIES: Final = 3
 
 _Item = TypeVar("_Item")
-
-
-class _Dated(Metadata):
-    """Metadata with the time of creation."""
-
-    creation_timestamp: str = ""
-
-
-class _DatedPod(PodObject):
-    """A pod with its time of creation."""
-
-    metadata: _Dated
 
 
 class LivePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +60,10 @@ class LivePod(msgspec.Struct, frozen=True, kw_only=True):
     """Its `schedulerName`."""
     foreign: ForeignPod | None = None
     """The pod as written, if another system may have given it devices."""
+    phase: str = ""
+    """Its `status.phase`."""
+    resized: PodNeed | None = None
+    """What it asks for after an accepted resize; None: the same as `need`."""
 
     @property
     def can_move(self) -> bool:
@@ -92,6 +86,10 @@ class LiveCluster(msgspec.Struct, frozen=True):
     """Names of nodes without an inventory."""
     claims: tuple[PodBooking, ...] = ()
     """What allocated ResourceClaims take that the nodes do not count yet."""
+    allocated: tuple[ResourceClaim, ...] = ()
+    """All claims with devices of a driver of ours."""
+    addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The internal address of each node with devices."""
 
 
 async def read_cluster(
@@ -110,6 +108,7 @@ async def read_cluster(
     problems: list[str] = []
     nodes = []
     others = []
+    addresses = {}
     for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             inventory = inventory_of(node)
@@ -120,14 +119,16 @@ async def read_cluster(
             others.append(node.metadata.name)
         else:
             nodes.append(inventory)
+            addresses[inventory.name] = _address(node)
     pods = []
-    for item in await listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+    requests = _Requests(settings)
+    for item in await listed(api, "/api/v1/pods", DatedPod, asked="list pods"):
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue
-        pod = to_cluster_pod(item)
+        pod = to_cluster_pod(item, requests.read)
         try:
-            need = need_of(pod, settings)
+            need = requests.need(pod)
         except UsageError as error:
             problems.append(error.message)
             if not pod.node:
@@ -144,6 +145,8 @@ async def read_cluster(
                 dialect=pod.dialect,
                 scheduler=item.spec.scheduler_name,
                 foreign=pod.foreign,
+                phase=item.status.phase,
+                resized=_resized(pod, settings),
             )
         )
     nodes.sort(key=lambda node: node.name)
@@ -155,14 +158,84 @@ async def read_cluster(
         except UsageError as error:
             problems.append(f"GPUs of another system: {error.message}")
     pods.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
-    claims = await _claims(api, by_name, problems)
-    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)), claims)
+    claims = await _claims(api, problems)
+    bookings = (
+        claim_booking(claim, home)
+        for claim in claims
+        if (home := by_name.get(claim.devices[0].pool)) is not None
+    )
+    return LiveCluster(
+        tuple(nodes),
+        tuple(pods),
+        tuple(problems),
+        tuple(sorted(others)),
+        tuple(each for each in bookings if each is not None),
+        claims,
+        addresses,
+    )
 
 
-async def _claims(
-    api: Api, nodes: Mapping[str, NodeInventory], problems: list[str]
-) -> tuple[PodBooking, ...]:
-    """Return what claims take that their nodes do not count; none of a server without claims."""
+class _Requests:
+    """The pods' requests: pods that a controller creates alike are parsed once."""
+
+    def __init__(self, settings: NeedSettings) -> None:
+        self._settings = settings
+        self._asks: dict[tuple[object, ...], Pod] = {}
+        self._needs: dict[tuple[int, str], PodNeed] = {}
+        """By the request's containers, which pods that are alike share, and the dialect."""
+
+    def read(self, item: PodObject, uid: PodUid) -> Pod:
+        meta, spec = item.metadata, item.spec
+        written = (meta.annotations or {}).items()
+        key = (
+            msgspec.json.encode((spec.containers, spec.init_containers, spec.restart_policy)),
+            bytes(spec.resource_claims),
+            tuple(each for each in written if each[0] != PLACEMENT),
+            meta.deletion_timestamp is None,
+            item.status.phase,
+        )
+        known = self._asks.get(key)
+        if known is None:
+            known = self._asks[key] = stateless(item, uid)
+        return replace(known, uid=uid, namespace=meta.namespace, name=meta.name)
+
+    def need(self, pod: ClusterPod) -> PodNeed:
+        """Raises `UsageError`."""
+        if pod.asks is None:
+            return need_of(pod, self._settings)
+        key = id(pod.asks.containers), pod.dialect
+        known = self._needs.get(key)
+        if known is None:
+            known = self._needs[key] = need_of(pod, self._settings)
+        return replace(
+            known,
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            cpu_milli=pod.cpu_milli,
+            memory_bytes=pod.memory_bytes,
+            priority=pod.priority,
+        )
+
+
+def _address(node: NodeObject) -> str:
+    addresses = node.status.addresses or ()
+    return next((each.address for each in addresses if each.type == "InternalIP"), "")
+
+
+def _resized(pod: ClusterPod, settings: NeedSettings) -> PodNeed | None:
+    """Return what a pod asks for after its accepted resize; None: it has none that can be read."""
+    wish = pod.booking.resize.wish if pod.booking is not None else ""
+    if not wish:
+        return None
+    try:
+        return need_of(pod, settings, resize=wish)
+    except UsageError:
+        return None  # the booking has the amounts
+
+
+async def _claims(api: Api, problems: list[str]) -> tuple[ResourceClaim, ...]:
+    """Return the claims with devices of ours; none of a server without claims."""
     try:
         items = await listed(api, CLAIMS, ClaimObject, asked="list resourceclaims")
     except ObjectMissingError:
@@ -170,13 +243,7 @@ async def _claims(
     except DeniedError as error:
         problems.append(f"claims: {error.message}")
         return ()
-    claims = [claim for item in items if (claim := allocated_claim(item)) is not None]
-    bookings = (
-        claim_booking(claim, node)
-        for claim in claims
-        if (node := nodes.get(claim.devices[0].pool)) is not None
-    )
-    return tuple(each for each in bookings if each is not None)
+    return tuple(claim for item in items if (claim := allocated_claim(item)) is not None)
 
 
 def _with_devices(
@@ -195,13 +262,15 @@ def _with_devices(
     return replace(pod, booking=replace(pod.booking, containers=usage.containers))
 
 
-async def listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+async def listed(
+    api: Api, path: str, kind: type[_Item], *, asked: str, params: Mapping[str, str] | None = None
+) -> list[_Item]:
     """Return a whole list; list again if it expired between two pages."""
     decoder = decoder_of_lists(kind)
-    params = {"limit": str(_PAGE)}
+    paged = {"limit": str(_PAGE), **(params or {})}
     for attempt in range(_TRIES):
         try:
-            lists = pages(api, path, decoder, asked=asked, params=params)
+            lists = pages(api, path, decoder, asked=asked, params=paged)
             return [item async for page in lists for item in page.items or ()]
         except GoneError:
             if attempt == _TRIES - 1:

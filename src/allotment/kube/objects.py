@@ -16,6 +16,7 @@ from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.errors import QuantityError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
 from allotment.model.quantities import parse_rounded_up, parse_whole
+from allotment.model.structs import replace
 
 ENDED = frozenset({"Succeeded", "Failed"})
 """Phases of pods that will never run again."""
@@ -158,12 +159,21 @@ class ContainerStatus(Narrow):
     """A container, as the kubelet last reported it."""
 
     name: str
+    container_id: str = msgspec.field(default="", name="containerID")
+    """Like `containerd://ID`."""
     state: ContainerState | None = None
     last_state: ContainerState | None = None
     restart_count: int = 0
     resources: ResourceRequirements | None = None
     """In force; differs from the spec during a resize."""
     allocated_resources: dict[str, str] | None = None
+
+
+class _PodClaim(Narrow):
+    """An entry of `spec.resourceClaims` or `status.resourceClaimStatuses`, or a claim's name."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
 
 
 class PodStatus(Narrow):
@@ -174,6 +184,8 @@ class PodStatus(Narrow):
     """The node that kube-scheduler tries first."""
     resource_claim_statuses: msgspec.Raw = _NULL
     """The names of claims that were made for the pod by templates."""
+    extended_resource_claim_status: _PodClaim | None = None
+    """The claim that kube-scheduler made for the pod's extended resources."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
@@ -186,11 +198,14 @@ class PodObject(Narrow):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
-class _PodClaim(Narrow):
-    """An entry of `spec.resourceClaims` or of `status.resourceClaimStatuses`."""
+class _DatedMetadata(Metadata):
+    creation_timestamp: str = ""
 
-    name: str
-    resource_claim_name: str | None = None
+
+class DatedPod(PodObject):
+    """A pod with its time of creation."""
+
+    metadata: _DatedMetadata
 
 
 _pod_claims: Final = msgspec.json.Decoder(list[_PodClaim] | None)
@@ -199,9 +214,13 @@ _pod_claims: Final = msgspec.json.Decoder(list[_PodClaim] | None)
 def claims_of(item: PodObject) -> dict[str, bool]:
     """Return a pod's ResourceClaims by name, as far as they are known.
 
-    True: the claim was made by a template, for this pod alone.
+    True: the claim was made for this pod alone, by a template or for its extended resources.
     """
-    return dict(_named_claims(item).values())
+    claims = dict(_named_claims(item).values())
+    extended = item.status.extended_resource_claim_status
+    if extended is not None and extended.resource_claim_name:
+        claims[extended.resource_claim_name] = True
+    return claims
 
 
 def _named_claims(item: PodObject) -> dict[str, tuple[str, bool]]:
@@ -243,6 +262,10 @@ def to_pod(item: PodObject) -> Pod:
         has_host_pids=bool(item.spec.host_pid),
         claims=claims_of(item),
     )
+
+
+def to_dated_pod(item: DatedPod) -> Pod:
+    return replace(to_pod(item), created=item.metadata.creation_timestamp)
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:
@@ -301,6 +324,7 @@ def _containers(item: PodObject) -> Iterator[Container]:
             is_started=seen is not None and _is_started(seen),
             is_running=bool(seen and seen.state and seen.state.running is not None),
             restarts=seen.restart_count if seen else 0,
+            runtime_id=seen.container_id.partition("://")[2] if seen else "",
             is_privileged=bool(spec.security_context and spec.security_context.privileged),
             claims=tuple(
                 UsedClaim(claims[each.name][0], each.request)
@@ -370,6 +394,13 @@ class NodeConditionObject(Narrow):
     message: str = ""
 
 
+class NodeAddress(Narrow):
+    """An entry of a node's `status.addresses`."""
+
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(Narrow):
     """A node's `status`."""
 
@@ -377,6 +408,7 @@ class NodeStatus(Narrow):
     allocatable: dict[str, str] | None = None
     conditions: list[NodeConditionObject] | None = None
     node_info: NodeSystemInfo = msgspec.field(default_factory=NodeSystemInfo)
+    addresses: list[NodeAddress] | None = None
 
 
 class NodeObject(Narrow):

@@ -229,6 +229,7 @@ def _served(found: ClaimObject, driver: str) -> ResourceClaim | None:
             _parameters(allocation.devices.config, where="status.allocation.devices", driver=driver)
         ),
         capacities={name: frozenset(each.amounts) for name, each in found.requests()},
+        tolerant=frozenset(name for name, each in found.requests() if each.tolerations),
         version=found.metadata.resource_version,
         reported=reported_devices(found),
         pods=tuple(

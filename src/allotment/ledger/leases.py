@@ -42,7 +42,7 @@ _FIELD: Final = 0x3FFF
 _CEILING_SHIFT, _WEIGHT_SHIFT, _CLASS_SHIFT = 14, 28, 42
 _CONTRACT_HEAD: Final = (layout.CONTRACT_MAGIC, layout.CONTRACT_VERSION)
 _SEAT_HEAD: Final = (layout.SEAT_MAGIC, layout.SEAT_VERSION)
-_HEAD_BYTES: Final = layout.LEASES_FILE_DISTRUSTED_AT + 8
+_HEAD_BYTES: Final = layout.LEASES_FILE_HEADS_AT + layout.OWN_PLACES * layout.PLACE_HEAD_SIZE
 _PATIENCE: Final = 1000  # retries if a state changes while it is read
 _LENT: Final = struct.Struct("<QQ")
 
@@ -99,6 +99,8 @@ class SeatAccount(msgspec.Struct, frozen=True):
     """GPU time of one share on one device since it took its seat. Nanoseconds."""
 
     used_ns: int = 0
+    running_ns: int = 0
+    """Of work that has not ended, and is not in `used_ns` yet."""
     borrowed_ns: int = 0
     """The part of `used_ns` beyond its guarantee."""
     lent_ns: int = 0
@@ -353,7 +355,8 @@ def _read_seat(path: str, seat: Seat) -> _SeatNews:
                 raise damaged(path, f"its state has {len(data)} bytes")
             if u64(data, layout.SEAT_FACTS_ROOT_AT) == root:
                 distrusted = u64(head, layout.LEASES_FILE_DISTRUSTED_AT)
-                return _SeatNews(_account(data, seat), _lent(data), distrusted)
+                account = replace(_account(data, seat), running_ns=_running(head))
+                return _SeatNews(account, _lent(data), distrusted)
     finally:
         os.close(descriptor)
     raise damaged(path, "it changes constantly")
@@ -372,6 +375,17 @@ def _account(data: bytes, seat: Seat) -> SeatAccount:
         holding=int(data[holding] == layout.PLACE_HOLDING),
         waiting=u32(data, layout.SEAT_FACTS_WAITING_AT),
     )
+
+
+def _running(head: bytes) -> int:
+    """Return how long the work runs that has not ended: of its processes one has the device."""
+    longest = 0
+    for place in range(layout.OWN_PLACES):
+        at = layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE
+        since = u64(head, at + layout.PLACE_HEAD_RUNNING_NS_AT)
+        if since and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
+            longest = max(longest, u64(head, at + layout.PLACE_HEAD_BEAT_NS_AT) - since)
+    return longest
 
 
 def _lent(data: bytes) -> tuple[tuple[int, int], ...]:

@@ -78,6 +78,8 @@ class DeviceUse(msgspec.Struct, frozen=True):
     ones."""
     lease_wait_ns: int = 0
     """Sum of all waits."""
+    launches: int = 0
+    """Number of launches of kernels and graphs that have ended."""
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
@@ -200,6 +202,7 @@ def _device_use(data: bytes) -> DeviceUse:
         host_bytes=min(used, words[layout.USAGE_DEVICE_HOST_BYTES_AT // 8]),
         lease_waits=words[waits : waits + layout.WAIT_BUCKETS],
         lease_wait_ns=words[layout.USAGE_DEVICE_LEASE_WAIT_NS_AT // 8],
+        launches=words[layout.USAGE_DEVICE_LAUNCHES_AT // 8],
     )
 
 

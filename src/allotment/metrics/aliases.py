@@ -105,6 +105,20 @@ def _dcgm_labels(use: Use, gpu: GpuUse) -> dict[str, str]:
         elif owner.pod:
             named = {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container}
             labels |= named
+    elif not owners:
+        labels |= _whole_of_others(use, gpu)
+    return labels
+
+
+def _whole_of_others(use: Use, gpu: GpuUse) -> dict[str, str]:
+    """Name the one container that another plugin gave the whole GPU."""
+    holders = [each for each in use.holders if each.gpu == gpu.uuid]
+    if len(holders) != 1 or holders[0].device or holders[0].replica:
+        return {}
+    (holder,) = holders
+    labels = {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
+    if holder.claim:
+        labels |= {"dra_claim_name": holder.claim, "dra_claim_namespace": holder.namespace}
     return labels
 
 

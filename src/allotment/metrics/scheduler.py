@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the scheduler, declared in one table.
+"""Metrics of the scheduler, declared in tables.
 
-Allotted and fragmented amounts are computed on each scrape, not at each change.
+Those of the cluster are read from the book on a scrape, and only from the leader's.
+`docs/designs/watch.md` has the reasons.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from allotment.metrics.figures import Figure, Figures
+from allotment.metrics.use import label_text
 
 PREFIX = "allotment_scheduler_"
 VERBS = ("filter", "prioritize", "bind", "preempt")
@@ -56,19 +58,59 @@ FIGURES: tuple[Figure, ...] = (
     Figure("events_dropped", "counter", "Kubernetes events dropped: too many, or refused."),
 )  # fmt: skip
 
-MODEL_FIGURES: Mapping[str, str] = {
-    "devices": "Devices, by model.",
-    "memory_bytes": "Memory of all devices of a model.",
-    "memory_allocated_bytes": "Memory of these devices that is allocated to pods.",
-    "memory_fragmented_bytes": "Free memory on devices that are partly used.",
-    "compute": "Compute of all devices of a model; a device is 1.",
-    "compute_allocated": "Compute of these devices that is guaranteed to pods.",
-    "compute_fragmented": "Free compute on devices that are partly used.",
+AMOUNTS: Final[Mapping[str, str]] = {
+    "devices": "GPUs",
+    "devices_idle": "Healthy GPUs without a share",
+    "devices_whole": "GPUs that one container has alone",
+    "shares": "Shares of GPUs, MIG slices among them",
+    "slices": "MIG slices of pods",
+    "memory_bytes": "Memory of all GPUs",
+    "memory_allocated_bytes": "Memory of GPUs that is allocated",
+    "memory_fragmented_bytes": "Free memory on GPUs that are partly used",
+    "compute": "Compute of all GPUs; a GPU is 1",
+    "compute_allocated": "Compute of GPUs that is guaranteed",
+    "compute_fragmented": "Free compute on GPUs that are partly used",
 }
-"""`allotment_scheduler_device_NAME`, with the label `model`."""
+"""`allotment_scheduler_device_NAME` by model, and `allotment_scheduler_node_NAME` by node."""
 
-TotalsByModel = Mapping[str, Mapping[str, float]]
-"""By model, a value for each of `MODEL_FIGURES`."""
+CLUSTER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "cluster_read": ((), "1: read in time for this scrape; 0: not, or another replica leads."),
+    **{f"device_{name}": (("model",), f"{text}, by model.") for name, text in AMOUNTS.items()},
+    **{f"node_{name}": (("node",), f"{text}, by node.") for name, text in AMOUNTS.items()},
+    "node_claims": (("node",), "Allocated ResourceClaims, by node."),
+    "node_packing_value": (("node",), "Packing cost of all that is free on a node."),
+    "kind_frequency_ratio": (("kind",), "Part of the pods that are of a typical kind."),
+    "kind_slots": (("kind",), "Room for a typical kind, in its pods; parts count in part."),
+    "kind_slot_price": (("kind",), "Packing cost of one of these places."),
+    "pods_waiting": (("reason",), "Pods that wait for GPUs, by the last reason."),
+    "claims": (("state",), "ResourceClaims for GPUs."),
+    "quota_used": (("namespace", "quota", "resource", "unit"), "Use of a quota by bound pods."),
+    "quota_limit": (("namespace", "quota", "resource", "unit"), "What a quota allows."),
+    "namespace_devices": (("namespace",), "GPUs and parts of GPUs of a namespace's bound pods."),
+    "namespace_memory_bytes": (("namespace",), "GPU memory of a namespace's bound pods."),
+    "namespace_compute": (("namespace",),
+                          "Compute that is guaranteed to a namespace's bound pods."),
+}  # fmt: skip
+"""`allotment_scheduler_NAME`: labels and help of each gauge."""
+
+MOST_KINDS: Final = 16
+"""The most frequent typical kinds of pods that have series."""
+_PAUSE_S: Final = 0.0002
+"""After each metric, for the event loop: Python would let it wait for 5 ms."""
+
+
+class Series(NamedTuple):
+    """The series of one of `CLUSTER`: a value for each text of labels (`labelled`)."""
+
+    name: str
+    labels: Sequence[str]
+    values: Sequence[float]
+
+
+@lru_cache(maxsize=1 << 14)  # nodes and namespaces stay
+def labelled(name: str, *values: str) -> str:
+    """Return the labels of a series of one of `CLUSTER`, as they are written."""
+    return label_text(dict(zip(CLUSTER[name][0], values, strict=True)))
 
 
 class SchedulerMetrics(Figures):
@@ -77,19 +119,23 @@ class SchedulerMetrics(Figures):
     def __init__(self, figures: Iterable[Figure] = FIGURES) -> None:
         super().__init__(PREFIX, figures, buckets=_FAST_S)
 
-    def watch_models(self, totals: Callable[[], TotalsByModel]) -> None:
-        """Compute the metrics by model on every scrape."""
-        self.registry.register(_Models(totals))
+
+def write_cluster(found: Iterable[Series], *, is_open: bool) -> bytes:
+    """Write the series of a cluster, in Prometheus' format or in that of OpenMetrics.
+
+    For a thread beside the event loop: it gives way after each metric.
+    """
+    texts = []
+    for each in found:
+        texts.append("".join(_lines(each)))
+        time.sleep(_PAUSE_S)
+    if is_open:
+        texts.append("# EOF\n")
+    return "".join(texts).encode()
 
 
-class _Models(Collector):
-    def __init__(self, totals: Callable[[], TotalsByModel]) -> None:
-        self._totals = totals
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        totals = self._totals()
-        for name, text in MODEL_FIGURES.items():
-            family = GaugeMetricFamily(f"{PREFIX}device_{name}", text, labels=["model"])
-            for model, values in sorted(totals.items()):
-                family.add_metric([model], values[name])
-            yield family
+def _lines(series: Series) -> list[str]:
+    name = PREFIX + series.name
+    head = f"# HELP {name} {CLUSTER[series.name][1]}\n# TYPE {name} gauge\n"
+    pairs = zip(series.labels, series.values, strict=True)
+    return [head, *[f"{name}{labels} {value}\n" for labels, value in pairs]]

@@ -22,13 +22,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
-from allotment.model.errors import PrerequisiteError, UsageError
+from allotment.model.addresses import parse_address
+from allotment.model.errors import PrerequisiteError
 
 _WHOLE_S = 10.0  # limit for one request and its answer
 _MOMENT_S = 0.2  # for a disconnected client to end
 _MAX_CLIENTS = 16
 _MAX_HEAD = 16 << 10  # bytes of a request, which has no body
-_MAX_PORT = 65535
 
 Check = Callable[[], Sequence[str]]
 """Returns problems as sentences; empty: none. Called from another thread; must be fast."""
@@ -40,6 +40,17 @@ More = Callable[[bool], bytes]
 _OPENMETRICS = CONTENT_TYPE_LATEST.partition(";")[0]
 _END = b"# EOF\n"
 """Of a text in OpenMetrics."""
+
+
+def no_more(is_open: bool) -> bytes:  # noqa: FBT001 - as `More` has it
+    return _END if is_open else b""
+
+
+def metrics_page(registry: CollectorRegistry, more: More, accept: str) -> tuple[bytes, str]:
+    """Return the text of `/metrics` and its content type, by the header `Accept`."""
+    encode, content_type = choose_encoder(accept)
+    text = encode(registry).removesuffix(_END)
+    return text + more(content_type.startswith(_OPENMETRICS)), content_type
 
 
 def _nothing() -> Sequence[str]:
@@ -57,17 +68,6 @@ class Probes(msgspec.Struct, frozen=True):
     """Why this replica is not the leader, for `/leading`; None: no such path."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Split `host:port`, `[v6]:port` or `:port` (all addresses); raise `UsageError`."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > _MAX_PORT:
-        raise UsageError(
-            f"{text!r} is not an address HOST:PORT", hint="for example 127.0.0.1:9446 or :9446"
-        )
-    return host, int(port)
-
-
 class Server:
     """An HTTP server from its construction to `close`. Raises `PrerequisiteError`."""
 
@@ -76,7 +76,7 @@ class Server:
         address: str,
         registry: CollectorRegistry,
         probes: Probes,
-        more: More = lambda is_open: _END if is_open else b"",
+        more: More = no_more,
     ) -> None:
         """`address` is as in `parse_address`; port 0 selects a free port."""
         host, port = parse_address(address)
@@ -212,10 +212,8 @@ def _handler(
         def do_GET(self) -> None:  # its name
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                text = encode(registry).removesuffix(_END)
-                text += more(content_type.startswith(_OPENMETRICS))
-                self._answer(HTTPStatus.OK, text, content_type)
+                accept = self.headers.get("Accept", "")
+                self._answer(HTTPStatus.OK, *metrics_page(registry, more, accept))
             elif (check := checks.get(path)) is not None:
                 self._probe(check)
             else:

@@ -7,12 +7,13 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
+from allotment.metrics.users import GpuHolder, GpuProcess, OutsideUse, of_users
 from allotment.model.structs import replace
 
 SHARE_LABELS: Final = (
@@ -66,6 +67,7 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
     held_ns: int | None = None
     borrowed_ns: int | None = None
     lent_ns: int | None = None
+    launches: int | None = None
     delayed_launches: int | None = None
     turns: int | None = None
     turns_taken: int | None = None
@@ -121,6 +123,9 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_sent_bytes: int | None = None
     nvlink_received_bytes: int | None = None
     pcie_replays: int | None = None
+    price: float | None = None
+    """Of an hour; None: not configured."""
+    currency: str = ""
 
 
 class ClaimUser(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +145,16 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuUse, ...]
     shares: tuple[ShareUse, ...]
     claim_users: tuple[ClaimUser, ...] = ()
+    holders: tuple[GpuHolder, ...] = ()
+    outside: tuple[OutsideUse, ...] = ()
+    """Processes outside of shares, by container."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """None: not asked for."""
+    processes_left_out: int = 0
     are_shares_read: bool
     """False: their files were not read in time."""
+    are_pods_read: bool = True
+    """False: the kubelet did not list them in time."""
     unreadable_shares: int = 0
     """Shares that have a damaged file."""
     seconds: float = 0.0
@@ -149,48 +162,103 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bounded(use: Use) -> Use:
-    """Return the same use, with no more by the shares of a GPU than by the GPU.
+    """Return the same use, with no more by the users of a GPU than by the GPU.
 
     Driver and shares are read one after the other, and a share's own files may say anything. So a
-    GPU has at least what its shares have together, and they have no more than the GPU itself.
+    GPU has at least what its users have together, and they have no more than the GPU itself. What
+    the driver reports of processes outside of shares comes first. The processes of a user have no
+    more than it has.
     """
-    users: dict[str, list[ShareUse]] = {}
-    for share in use.shares:
-        users.setdefault(share.gpu, []).append(share)
-    gpus, shares = [], []
+    shares = _by_gpu(use.shares)
+    outside = _by_gpu(use.outside)
+    gpus: list[GpuUse] = []
     for gpu in use.gpus:
-        of_gpu = _within(gpu, users.pop(gpu.uuid, ()))
-        shares += of_gpu
-        if gpu.memory_used is not None:
-            used = sum(each.memory_used or 0 for each in of_gpu)
-            gpu = replace(gpu, memory_used=max(gpu.memory_used, used))  # noqa: PLW2901 - the same
-        if gpu.utilization is not None:
-            busy = min(1.0, sum(each.utilization or 0 for each in of_gpu))
-            gpu = replace(gpu, utilization=max(gpu.utilization, busy))  # noqa: PLW2901 - likewise
-        gpus.append(gpu)
-    shares += [share for some in users.values() for share in some]
-    return replace(use, gpus=tuple(gpus), shares=tuple(shares))
+        others = outside[gpu.uuid] = _within(
+            outside.get(gpu.uuid, []), memory=gpu.memory_total, busy=1.0
+        )
+        of_gpu = shares[gpu.uuid] = _within(
+            shares.get(gpu.uuid, []),
+            memory=gpu.memory_total - _memory_of(others),
+            busy=1.0 - _busy_of(others),
+        )
+        gpus.append(_including(gpu, [*of_gpu, *others], others))
+    ordered = tuple(each for some in shares.values() for each in some)
+    apart = tuple(each for some in outside.values() for each in some)
+    processes = None
+    if use.processes is not None:
+        processes = tuple(_processes_within(use.processes, ordered, apart))
+    return replace(use, gpus=tuple(gpus), shares=ordered, outside=apart, processes=processes)
 
 
-def _within(gpu: GpuUse, shares: Sequence[ShareUse]) -> list[ShareUse]:
-    """Reduce the shares of a GPU in proportion, if they have more than the GPU has."""
-    used = sum(each.memory_used or 0 for each in shares)
-    if used > gpu.memory_total:
-        shares = [
+_User = TypeVar("_User", ShareUse, OutsideUse, GpuProcess)
+
+
+def _by_gpu(users: Iterable[_User]) -> dict[str, list[_User]]:
+    found: dict[str, list[_User]] = {}
+    for each in users:
+        found.setdefault(each.gpu, []).append(each)
+    return found
+
+
+def _memory_of(users: Iterable[ShareUse | OutsideUse | GpuProcess]) -> int:
+    return sum(each.memory_used or 0 for each in users)
+
+
+def _busy_of(users: Iterable[ShareUse | OutsideUse | GpuProcess]) -> float:
+    return sum(each.utilization or 0 for each in users)
+
+
+def _within(users: list[_User], *, memory: int, busy: float) -> list[_User]:
+    """Reduce users in proportion, if they have more together."""
+    used, spent = _memory_of(users), _busy_of(users)
+    if used > memory:
+        users = [
             each
             if each.memory_used is None
-            else replace(each, memory_used=each.memory_used * gpu.memory_total // used)
-            for each in shares
+            else replace(each, memory_used=each.memory_used * memory // used)
+            for each in users
         ]
-    busy = sum(each.utilization or 0 for each in shares)
-    if busy > 1:
-        shares = [
+    if spent > busy:
+        part = max(0.0, busy) / spent
+        users = [
             each
             if each.utilization is None
-            else replace(each, utilization=int(each.utilization / busy * 1e6) / 1e6)
-            for each in shares
+            else replace(each, utilization=int(each.utilization * part * 1e6) / 1e6)
+            for each in users
         ]
-    return list(shares)
+    return users
+
+
+def _including(
+    gpu: GpuUse, users: Sequence[ShareUse | OutsideUse], outside: Sequence[OutsideUse]
+) -> GpuUse:
+    if gpu.memory_used is not None:
+        gpu = replace(gpu, memory_used=max(gpu.memory_used, _memory_of(users)))
+    if gpu.memory_outside is not None:
+        gpu = replace(gpu, memory_outside=_memory_of(outside))
+    if gpu.utilization is not None:
+        gpu = replace(gpu, utilization=max(gpu.utilization, min(1.0, _busy_of(users))))
+    return gpu
+
+
+def _processes_within(
+    processes: Iterable[GpuProcess], shares: Iterable[ShareUse], outside: Iterable[OutsideUse]
+) -> Iterator[GpuProcess]:
+    most: dict[tuple[str, ...], ShareUse | OutsideUse] = {}
+    for share in shares:
+        most[share.share, share.gpu, share.device] = share
+    for other in outside:
+        most[other.gpu, other.namespace, other.pod, other.container] = other
+    of_user: dict[tuple[str, ...], list[GpuProcess]] = {}
+    for each in processes:
+        key: tuple[str, ...] = (each.gpu, each.namespace, each.pod, each.container)
+        if each.share:
+            key = each.share, each.gpu, each.device or each.gpu
+        of_user.setdefault(key, []).append(each)
+    for key, some in of_user.items():
+        user = most.get(key)
+        if user is not None:
+            yield from _within(some, memory=user.memory_used or 0, busy=user.utilization or 0.0)
 
 
 class ShareFigure(msgspec.Struct, frozen=True):
@@ -256,6 +324,8 @@ SHARE_FIGURES: Final[tuple[ShareFigure, ...]] = (
     ShareFigure("lent_seconds", "counter",
                 "Guaranteed GPU time that others used, since the agent's start.",
                 lambda use: _seconds(use.lent_ns)),
+    ShareFigure("launches", "counter", "Launches of its kernels and graphs that have ended.",
+                lambda use: use.launches),
     ShareFigure("delayed_launches", "counter", "Launches that were held back.",
                 lambda use: use.delayed_launches),
     ShareFigure("turns", "counter", "Turns that it was given.", lambda use: use.turns),
@@ -321,6 +391,8 @@ GPU_FIGURES: Final[tuple[GpuFigure, ...]] = (
               "direction"),
     GpuFigure("pcie_replays", "counter", "Repeated PCIe packets, since the driver was loaded.",
               lambda gpu: gpu.pcie_replays),
+    GpuFigure("price_per_hour", "gauge", "Price of an hour of it, as configured.",
+              lambda gpu: {gpu.currency: gpu.price}, "currency"),
 )  # fmt: skip
 
 INFO_LABELS: Final = (*GPU_LABELS, "index", "model", "pci_bus_id", "mode")
@@ -380,7 +452,7 @@ def write(metrics: Iterable[Metric], *, is_open: bool) -> str:
             labels = sample.labels
             known = written.get(id(labels))
             if known is None:
-                known = written[id(labels)] = (labels, _labels(labels))
+                known = written[id(labels)] = (labels, label_text(labels))
             value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
             lines.append(f"{sample.name}{known[1]} {value}\n")
     if is_open:
@@ -388,7 +460,8 @@ def write(metrics: Iterable[Metric], *, is_open: bool) -> str:
     return "".join(lines)
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def label_text(labels: Mapping[str, str]) -> str:
+    """Return labels as they are written behind a metric's name."""
     if not labels:
         return ""
     parts = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
@@ -403,6 +476,7 @@ def _own(use: Use) -> Iterator[Metric]:
     read.add_sample(read.name, {"what": "shares"}, float(use.are_shares_read))
     answers = all(gpu.answers for gpu in use.gpus)
     read.add_sample(read.name, {"what": "gpus"}, float(answers))
+    read.add_sample(read.name, {"what": "pods"}, float(use.are_pods_read))
     yield read
     damaged = Metric("allotment_use_shares_damaged", "Shares with an unreadable file.", "gauge")
     damaged.add_sample(damaged.name, {}, use.unreadable_shares)
@@ -419,6 +493,13 @@ def _own(use: Use) -> Iterator[Metric]:
     yield users
     yield from _of_gpus(use)
     yield from _of_shares(use)
+    yield from of_users(
+        use.node,
+        holders=use.holders,
+        outside=use.outside,
+        processes=use.processes,
+        left_out=use.processes_left_out,
+    )
 
 
 def _of_gpus(use: Use) -> Iterator[Metric]:
@@ -435,7 +516,7 @@ def _of_gpus(use: Use) -> Iterator[Metric]:
             values = value if isinstance(value, Mapping) else {"": value}
             for kind, each in values.items():
                 if each is not None:
-                    known = {**of_gpu, figure.label: kind} if figure.label else of_gpu
+                    known = {**of_gpu, figure.label: kind} if kind else of_gpu
                     metric.add_sample(name, known, each)
         yield metric
 

@@ -11,7 +11,8 @@
     ├── NoDevicesError       5   no GPU, or NVML is missing
     ├── StateError           6   the state folder is unusable: version, permission, space
     │   ├── LedgerError          a share's ledger is missing, damaged or of another version
-    │   └── MisplacedError       a pod's devices were chosen before its node changed
+    │   ├── MisplacedError       a pod's devices were chosen before its node changed
+    │   └── IdentityError        it is not known which container the kubelet starts
     ├── BusyError            7   in use: going on would take it from its user;
     │   │                        or already suspended, or not suspended
     │   └── LimitBelowUseError   a limit below current use; carries need and have
@@ -118,6 +119,10 @@ class StateError(AllotError):
 
 class MisplacedError(StateError):
     """The devices that were chosen for a pod do not serve it since its node changed."""
+
+
+class IdentityError(StateError):
+    """It is not known which container the kubelet starts, or its records contradict each other."""
 
 
 class LedgerError(StateError):

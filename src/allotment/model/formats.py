@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats amounts in the units that `quantities` parses."""
 
+import time
 from collections.abc import Collection, Iterable
 
 BINARY_UNITS = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
@@ -49,6 +50,11 @@ def format_duration(nanoseconds: float) -> str:
         if abs(nanoseconds) >= factor:
             return f"{nanoseconds / factor:.1f}".removesuffix(".0") + unit
     return f"{nanoseconds:.0f}ns"
+
+
+def utc(seconds: float) -> str:
+    """Write a time (seconds after the epoch) as RFC 3339, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def format_percent(basis_points: int) -> str:

@@ -48,6 +48,8 @@ class Container(msgspec.Struct, frozen=True):
     restarts: int = 0
     """Number of restarts reported so far."""
     is_privileged: bool = False
+    runtime_id: str = ""
+    """The runtime's id of its last start, without its scheme; empty: not reported yet."""
     claims: tuple[UsedClaim, ...] = ()
 
 
@@ -72,6 +74,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     is_static: bool = False
     has_host_pids: bool = False
     """Its programs see all processes of the node."""
+    created: str = ""
+    """RFC 3339 in UTC, in whole seconds; empty: unknown."""
     claims: Mapping[str, bool] = msgspec.field(default_factory=dict)
     """Its ResourceClaims by name; true: made for this pod alone, by a template."""
 

@@ -13,6 +13,7 @@ from allotment.placement.judge import (
     is_selected,
     judge,
     memory_room,
+    model_matches,
     overflow,
     unknown_selectors,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "is_selected",
     "judge",
     "memory_room",
+    "model_matches",
     "overflow",
     "unknown_selectors",
 ]

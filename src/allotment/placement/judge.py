@@ -68,6 +68,12 @@ def judge(state: DeviceState, request: Request) -> Verdict:
     )
 
 
+def given_bytes(verdict: Verdict, request: Request) -> int:
+    """The memory that a share has of a device that serves it: all, where it is alone there."""
+    is_whole = traits_of(request.mode).is_exclusive
+    return verdict.state.device.allottable_bytes if is_whole else verdict.need_bytes
+
+
 def _unfit(state: DeviceState, request: Request) -> str:
     """Why the request never fits a device, regardless of free room."""
     if request.selectors and not is_selected(state.device, request):
@@ -193,15 +199,15 @@ def _matches(device: Device, selector: str) -> bool:
     wanted = selector.strip().lower()
     if wanted.startswith(_UUID_PREFIXES):
         return len(wanted) > len(_UUID_PREFIXES[0]) and device.uuid.lower().startswith(wanted)
-    return _matches_model(device.name, wanted)
+    return model_matches(device.name, wanted)
 
 
-def _matches_model(name: str, wanted: str) -> bool:
+def model_matches(name: str, wanted: str) -> bool:
     """True if the words of `wanted` are words of the name, or several of them joined.
 
-    So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is `NVIDIA GeForce RTX 4090`, but `a10`
-    is not an A100. This is for users at a machine; a pod's rules match substrings, as in HAMi
-    (`constraints.matches_model`).
+    `wanted` is in small letters. So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is
+    `NVIDIA GeForce RTX 4090`, but `a10` is not an A100. This is for users at a machine; a pod's
+    rules match substrings, as in HAMi (`constraints.matches_model`).
     """
     words = _WORD.findall(name.lower())
     runs = {

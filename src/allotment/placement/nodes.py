@@ -4,9 +4,11 @@
 Use is kept as sums by device, so adding or removing a pod has constant cost.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from allotment.model.accounting import DeviceAmount
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
@@ -14,7 +16,6 @@ from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.model.structs import replace
 from allotment.placement.booking import Footprint, Load, base_load, footprint
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom
 from allotment.placement.explain import (
     Reason,
     Refusal,
@@ -28,7 +29,10 @@ from allotment.placement.judge import judge, memory_room, open_modes, overflow
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.search import MOST_EFFORT, Search
 from allotment.placement.selections import Effort
-from allotment.placement.views import Hardware, View
+from allotment.placement.views import DeviceRoom, Hardware, View
+
+if TYPE_CHECKING:  # a node by itself takes no numpy
+    from allotment.placement.cluster.arrays import Arrays
 
 _Found = TypeVar("_Found")
 
@@ -120,6 +124,10 @@ class Node:
         self.memory_free -= booking.memory_bytes
         self._view = None if prints else self._view
         return self._add(self.loads, prints)
+
+    def footprint(self, uid: PodUid) -> Mapping[str, Footprint]:
+        """What a booked pod has of each device, by UUID."""
+        return self._prints[uid]
 
     def release(self, uid: PodUid) -> set[int]:
         booking = self.bookings.pop(uid, None)

@@ -20,7 +20,7 @@ from allotment.model.placements import DeviceState, Judgement, Placed, Placement
 from allotment.model.requests import Constraints, DeviceWeights, Request
 from allotment.model.structs import replace
 from allotment.placement.constraints import Links, link_score
-from allotment.placement.judge import TOO_LITTLE_HOST_MEMORY, judge, overflow
+from allotment.placement.judge import TOO_LITTLE_HOST_MEMORY, given_bytes, judge, overflow
 from allotment.placement.selections import Candidate, Effort, selections
 
 Key = tuple[float, ...]
@@ -182,7 +182,8 @@ def choose(
     if chosen is None:
         return _rejection(request, verdicts, fitting)
     ordered = sorted((each.verdict for each in chosen), key=_order)
-    return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in ordered))
+    placed = (Placed(one.state.device, given_bytes(one, request)) for one in ordered)
+    return Placement(request, tuple(placed))
 
 
 def _first_sets(
@@ -266,7 +267,7 @@ def follow(
     placed = (
         Placed(
             one.state.device,
-            one.need_bytes,
+            given_bytes(one, request),
             compute=request.times(parts[one.state.device.uuid]).compute,
         )
         for one in sorted(verdicts, key=_order)

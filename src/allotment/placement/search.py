@@ -29,7 +29,7 @@ from allotment.model.structs import replace
 from allotment.placement.booking import seen
 from allotment.placement.constraints import may_join, unsuited
 from allotment.placement.explain import DeadEnd
-from allotment.placement.judge import in_each_mode, is_selected, judge, overflow
+from allotment.placement.judge import given_bytes, in_each_mode, is_selected, judge, overflow
 from allotment.placement.ordering import DeviceChain, Proximity, device_key, models, set_key
 from allotment.placement.selections import Candidate, CutSite, Effort, Site, selections, slice_sets
 from allotment.placement.views import View, described_device, handed_on, slices_of
@@ -186,11 +186,8 @@ class Search:
                 (each.verdict for each in chosen),
                 key=lambda each: (each.state.device.index, each.state.device.uuid),
             )
-            guarantee = request.compute.guarantee
-            devices = (
-                PlacedDevice(each.state.device.uuid, each.need_bytes, guarantee) for each in ordered
-            )
-            yield placed_container(wanted, request, tuple(devices))
+            devices = tuple(_placed_device(request, each) for each in ordered)
+            yield placed_container(wanted, request, devices)
 
     def _cuts(
         self,
@@ -405,6 +402,12 @@ class Search:
         used = {device.uuid for each in placed for device in each.devices}
         here = (self._alike(self._view.hardware.columns[uuid], placed) for uuid in used)
         return len(placed), frozenset(Counter(here).items())
+
+
+def _placed_device(request: Request, verdict: Verdict) -> PlacedDevice:
+    is_whole = traits_of(request.mode).is_exclusive
+    guarantee = WHOLE if is_whole else request.compute.guarantee
+    return PlacedDevice(verdict.state.device.uuid, given_bytes(verdict, request), guarantee)
 
 
 def _admits(request: Request, device: Device) -> bool:

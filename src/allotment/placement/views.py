@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import (
     MigHold,
@@ -20,7 +23,7 @@ from allotment.model.mig import (
     MigRequest,
     MigSlice,
 )
-from allotment.model.modes import has_slices, traits_of
+from allotment.model.modes import SOFT, has_slices, traits_of
 from allotment.model.placements import DeviceState
 from allotment.model.requests import Request
 from allotment.model.structs import replace
@@ -31,6 +34,25 @@ from allotment.placement.mig.slots import cover
 
 if TYPE_CHECKING:  # `allot run` starts without the scheduler's values
     from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, PlacedContainer
+
+
+class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """What one more share can use of a device."""
+
+    model: str
+    memory: int
+    """Bytes available to shares in total."""
+    free: int = WHOLE
+    kept: int = 0
+    """Time that is not guaranteed, beyond `free`: for shares without a compute request."""
+    free_memory: int
+    shares: int = 0
+    modes: frozenset[str] = frozenset({SOFT})
+    """Modes in which it takes one more share now: offered there, not blocked by other shares, with
+    a free seat. Empty: none, because it is unhealthy, lost or cordoned."""
+    numa_node: int | None = None
+    layout: MigLayout | None = None
+    """Its MIG layout, if it takes one more slice."""
 
 
 class Hardware:

@@ -93,7 +93,7 @@ def explained(
         for container in kubelet_pod.containers
     )
     cluster = NominatedCluster(node_policies=policies, device_policies=device_policies)
-    _fill(cluster, pod, live)
+    fill(cluster, pod, live)
     dialects = foreign_dialects(evidence.settings)
     settings = need_settings(modes, evidence.settings, floor=compute_floor)
     need, dialect, obstacles = _need(evidence, pod, dialects, settings)
@@ -240,7 +240,7 @@ def _resize(pod: ClusterPod, live: LiveCluster, book: Book) -> list[Refusal]:
     return [refuse(Obstacles.RESIZE, text, hint=hint)]
 
 
-def _fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None:
+def fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None:
     """Add all nodes, the other pods' bookings, and what is reserved for nominated pods."""
     for node in live.nodes:
         cluster.put(node)

@@ -13,7 +13,7 @@ from allotment.dialects.foreign.settings import DialectSettings, foreign_dialect
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.live import LiveCluster, read_cluster
-from allotment.kube.objects import ObjectList, PodObject, PodStatus
+from allotment.kube.objects import DatedPod, ObjectList, PodObject, PodStatus
 from allotment.kube.quotas import QuotaObject, quota_of
 from allotment.kube.sharepods import MANIFEST
 from allotment.model.clusters import NamespaceQuota, NodeDevice, PlacedDevice
@@ -40,7 +40,7 @@ class _Status(PodStatus):
     conditions: list[PodCondition] | None = None
 
 
-class AskedPod(PodObject):
+class AskedPod(DatedPod):
     """The pod to explain."""
 
     status: _Status = msgspec.field(default_factory=_Status)
@@ -94,8 +94,9 @@ async def read_evidence(
     *,
     settings: DialectSettings | None = None,
     systems: Collection[str] = (),
+    cluster: LiveCluster | None = None,
 ) -> Evidence:
-    """Read the pod, all nodes and pods, and the quotas of its namespace.
+    """Read the pod, all nodes and pods (or take `cluster`), and the quotas of its namespace.
 
     `settings` are the scheduler's settings of dialects; None: the defaults. The running pods of
     `systems` count.
@@ -117,7 +118,9 @@ async def read_evidence(
         raise KubeError(f"cannot read pod {namespace}/{name}: {error}") from error
     foreign = read_pod(body, namespace=namespace).pod
     dialect_settings = settings or DialectSettings()
-    cluster = await read_cluster(api, dialects=foreign_dialects(dialect_settings), systems=systems)
+    if cluster is None:
+        dialects = foreign_dialects(dialect_settings)
+        cluster = await read_cluster(api, dialects=dialects, systems=systems)
     problems = list(cluster.problems)
     quotas: tuple[NamespaceQuota, ...] = ()
     try:

@@ -4,7 +4,8 @@
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -13,10 +14,10 @@ import structlog
 from allotment.dialects.own.placement import RESIZE
 from allotment.kube.events import Events, Reference
 from allotment.metrics.scheduler import SchedulerMetrics
+from allotment.metrics.tracing import PodTraces
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
-from allotment.model.compute import WHOLE
-from allotment.placement.cluster.cluster import ModelTotals
 from allotment.placement.explain import Refusal
+from allotment.scheduler.admission.webhook import REVIEWED, review_times
 from allotment.scheduler.tls.context import HandshakeFailure
 from allotment.scheduler.tls.rotation import TlsEndpoint
 
@@ -169,16 +170,89 @@ class SchedulerReports:
         return True
 
 
-def model_figures(totals: Mapping[str, ModelTotals]) -> Mapping[str, Mapping[str, float]]:
-    return {
-        model: {
-            "devices": total.devices,
-            "memory_bytes": total.memory,
-            "memory_allocated_bytes": total.memory_allocated,
-            "memory_fragmented_bytes": total.memory_fragmented,
-            "compute": total.guarantee / WHOLE,
-            "compute_allocated": total.guarantee_allocated / WHOLE,
-            "compute_fragmented": total.guarantee_fragmented / WHOLE,
-        }
-        for model, total in totals.items()
-    }
+class _Filtered(msgspec.Struct):
+    """What filter answered about a waiting pod."""
+
+    first_ns: int
+    """When the first answer ended."""
+    last_ns: int
+    requests: int = 1
+    fits: bool = False
+
+
+class SchedulingTraces:
+    """Records the scheduler's part of pods' traces. An `extender.ExtenderTraces`.
+
+    Of a waiting pod the first answer counts, and each one by which it fits: kube-scheduler asks
+    again at every change of the cluster.
+    """
+
+    def __init__(self, traces: PodTraces, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """`clock_ns` returns nanoseconds after the epoch."""
+        self._traces = traces
+        self._clock_ns = clock_ns
+        self._pods: OrderedDict[str, _Filtered] = OrderedDict()
+
+    def filtered(
+        self,
+        pod: ClusterPod,
+        annotations: Mapping[str, str],
+        *,
+        began_ns: int,
+        nodes: int,
+        fitting: int,
+        refusal: str,
+    ) -> None:
+        now = self._clock_ns()
+        known = self._pods.get(pod.uid)
+        if known is None:
+            known = self._pods[pod.uid] = _Filtered(now, now)
+            if len(self._pods) > _MOST_KNOWN:
+                self._pods.popitem(last=False)
+            self._reviewed(pod, annotations, now)
+        elif not fitting:
+            known.requests += 1
+            return
+        else:
+            known.requests += 1
+            if not known.fits:
+                self._traces.record(
+                    "wait for room", pod, began_ns=known.first_ns, ended_ns=began_ns
+                )
+        self._traces.record(
+            "filter",
+            pod,
+            began_ns=began_ns,
+            ended_ns=now,
+            attributes={
+                "allotment.nodes": nodes,
+                "allotment.nodes_returned": fitting,
+                "allotment.requests": known.requests,
+            },
+            problem=refusal,
+        )
+        known.last_ns, known.fits = now, bool(fitting)
+
+    @contextmanager
+    def binding(self, pod: PodNeed, node: str) -> Iterator[Callable[[str], None]]:
+        known = self._pods.get(pod.uid)
+        if known is not None:
+            now = self._clock_ns()
+            self._traces.record("wait for bind", pod, began_ns=known.last_ns, ended_ns=now)
+        problem = ""
+
+        def end(text: str) -> None:
+            nonlocal problem
+            problem = text
+            ended(text)
+
+        with self._traces.measure("bind", pod, {"k8s.node.name": node}) as ended:
+            yield end
+        if not problem:
+            self._pods.pop(pod.uid, None)
+
+    def _reviewed(self, pod: ClusterPod, annotations: Mapping[str, str], now: int) -> None:
+        """Record the webhook's review: the pod had no UID then, so the webhook noted the times."""
+        times = review_times(annotations.get(REVIEWED, ""))
+        if times is not None and times[0] <= times[1] <= now:
+            self._traces.record("webhook", pod, began_ns=times[0], ended_ns=times[1])

@@ -6,6 +6,7 @@ No state survives a restart: nodes report their GPUs, and pods their placements.
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from prometheus_client import disable_created_metrics
 
 from allotment import __version__
 from allotment.dialects.foreign.base import ForeignDialect
-from allotment.dialects.foreign.settings import foreign_dialects
+from allotment.dialects.foreign.settings import foreign_dialects, memory_unit
 from allotment.dialects.own.registry import need_settings
 from allotment.kube.bindings import Bindings
 from allotment.kube.clients import Api, connect
@@ -29,7 +30,9 @@ from allotment.kube.quotas import FollowedBudgets, FollowedQuotas
 from allotment.kube.sharepods import SharePods
 from allotment.metrics import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
+from allotment.metrics.tracing import PodTraces, open_traces
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import AllotError
 from allotment.model.structs import replace
@@ -42,14 +45,21 @@ from allotment.scheduler.core.cluster_events import (
 from allotment.scheduler.core.nominations import NominatedCluster
 from allotment.scheduler.core.quota import QuotaBook, units_of
 from allotment.scheduler.core.waiting import WaitingPods
-from allotment.scheduler.extender.binder import Binder, TimedBindings
+from allotment.scheduler.extender.binder import (
+    ApiBindings,
+    Binder,
+    TimedBindings,
+    TracedBindings,
+)
 from allotment.scheduler.extender.compat_annotations import ResultAnnotations
 from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.feed import PodRefresh, QuotaFeed
+from allotment.scheduler.figures import Books, ClusterFigures
+from allotment.scheduler.gpushare import GpuShareInspection
 from allotment.scheduler.leader import LeaderAddress, Leadership
 from allotment.scheduler.nominating import Nominating
-from allotment.scheduler.reports import SchedulerReports, model_figures
+from allotment.scheduler.reports import SchedulerReports, SchedulingTraces
 from allotment.scheduler.resizing import Resizing
 from allotment.scheduler.serving import RequestHandler, Web, WebhookService, application
 from allotment.scheduler.settings import SchedulerSettings
@@ -95,8 +105,14 @@ async def _main(settings: SchedulerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     files = CertificateFiles.of(settings.tls_certificate, settings.tls_key)
+    traces = open_traces(
+        settings.otlp_endpoint,
+        os.environ,
+        service="allotment-scheduler",
+        attributes={"service.instance.id": settings.identity},
+    )
     async with connect(settings.kubeconfig) as api:
-        scheduler = Scheduler(settings, api, files)
+        scheduler = Scheduler(settings, api, files, traces)
         task = asyncio.create_task(scheduler.run())
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,8 +133,10 @@ class Scheduler:
         settings: SchedulerSettings,
         api: Api,
         files: CertificateFiles | None,
+        traces: PodTraces | None = None,
     ) -> None:
         self._settings = settings
+        self._traces = traces
         self._files = files
         self.metrics = SchedulerMetrics()
         self._events = Events(
@@ -183,10 +201,13 @@ class Scheduler:
             clock=time.monotonic,
             is_preempting=self._preemption.nominations.__contains__,
         )
+        api_bindings: ApiBindings = bindings
+        if traces is not None:
+            api_bindings = TracedBindings(bindings, traces.measure)
         self._binder = Binder(
             self._book,
             TimedBindings(
-                bindings,
+                api_bindings,
                 on_answer=partial(self.metrics.observe, "binding_seconds"),
             ),
             clock=time.monotonic,
@@ -205,6 +226,8 @@ class Scheduler:
             receipts=self._receipts,
             tried=self._nominating.tried,
             claims=self._keeper.claims.wanted,
+            waits=self._keeper.waits,
+            traces=SchedulingTraces(traces) if traces is not None else None,
         )
         self.webhook = self._webhook(api, dialects, reports)
         self._sharepods = self._sharepod_keeper(api)
@@ -214,16 +237,26 @@ class Scheduler:
         self._electing: asyncio.Task[NoReturn] | None = None
         self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
-        self.metrics.watch_models(lambda: model_figures(self._book.cluster.totals()))
+        books = Books(self._book, self.quotas, self._keeper.claims, self._keeper.waits)
+        self.figures = ClusterFigures(books.snapshot, leads=self._may_write)
         handlers: dict[str, RequestHandler] = {
             "filter": self._extender.filter,
             "prioritize": self._extender.prioritize,
             "bind": self._extender.bind,
             "preempt": self._preemption.preempt,
         }
-        registry = self.metrics.registry
+        inspection = GpuShareInspection(
+            self._book, unit=memory_unit(settings.dialects), claim=self._keeper.claims.get
+        )
         self._web = Web(
-            application(handlers, probes=self.probes(), registry=registry, on_answer=self._answered)
+            application(
+                handlers,
+                probes=self.probes(),
+                registry=self.metrics.registry,
+                more=self.figures.text,
+                on_answer=self._answered,
+                inspect=inspection.answer,
+            )
         )
 
     def _webhook(
@@ -231,9 +264,11 @@ class Scheduler:
     ) -> WebhookService | None:
         if self._settings.webhook is None:
             return None
+        listening = self._settings.webhook
+        reviewing = replace(listening.webhook, notes_times=self._traces is not None)
         return WebhookService(
             api,
-            self._settings.webhook,
+            replace(listening, webhook=reviewing),
             dialects=dialects,
             quotas=self.quotas,
             known=self._leading.wait_synced,
@@ -256,10 +291,11 @@ class Scheduler:
 
     async def run(self) -> NoReturn:
         settings = self._settings
+        self.figures.start()
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
                 address, registry = settings.metrics_listen, self.metrics.registry
-                stack.enter_context(Server(address, registry, self.probes()))
+                stack.enter_context(Server(address, registry, self.probes(), self.figures.text))
             async with asyncio.TaskGroup() as group:
                 for name, part in self._parts().items():
                     group.create_task(restart_on_failure(part, name, on_failure=self._failed))
@@ -331,6 +367,8 @@ class Scheduler:
         if self.webhook is not None:
             await self.webhook.close()
         await self._events.flush(timeout_s=1.0)
+        if self._traces is not None:
+            await self._traces.close()
 
     def _reported(self, uid: str) -> ClusterPod | None:
         return self._feed.pods.get(uid)

@@ -18,12 +18,12 @@ import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.kube.clients import Api
 from allotment.kube.webhooks import Secret, WebhookConfiguration
-from allotment.metrics.serving import Probes, parse_address
+from allotment.metrics.serving import More, Probes, metrics_page, no_more
+from allotment.model.addresses import parse_address
 from allotment.model.clusters import ClusterPod
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission import claims
@@ -42,6 +42,8 @@ from allotment.scheduler.tls.rotation import (
 
 MAX_BODY_BYTES: Final = 256 << 20
 """5,000 whole nodes are 90 MB, if kube-scheduler is configured to send them."""
+INSPECT: Final = "/gpushare-scheduler/inspect"
+"""As in Aliyun's gpushare-scheduler-extender (pkg/routes/routes.go)."""
 _JSON: Final = "application/json"
 _CLOSE_S: Final = 5.0
 _READ_S: Final = 30.0
@@ -58,14 +60,18 @@ def application(
     *,
     probes: Probes,
     registry: CollectorRegistry | None = None,
+    more: More = no_more,
     on_answer: Callable[[Verb, float, bool], None] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    inspect: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
     """Return an application with `POST /VERB` for each handler, and the probes.
 
+    `inspect` answers gpushare's clients: it gets a node's name, or an empty text for all nodes.
+
     `/leading` is for load balancers that look for the leader; `/readyz` is true on every replica.
-    If this port requires a client certificate, use `--metrics-listen`. `on_answer` gets each call's
-    verb, seconds and success.
+    If this port requires a client certificate, use `--metrics-listen`. `more` adds metrics to the
+    registry's, from a thread. `on_answer` gets each call's verb, seconds and success.
     """
     app = web.Application(client_max_size=max_body_bytes)
     for verb, handler in handlers.items():
@@ -75,8 +81,21 @@ def application(
     if probes.is_leading is not None:
         app.router.add_get("/leading", _probe(probes.is_leading))
     if registry is not None:
-        app.router.add_get("/metrics", _figures(registry))
+        app.router.add_get("/metrics", _figures(registry, more))
+    if inspect is not None:
+        app.router.add_get(INSPECT, _inspection(inspect))
+        app.router.add_get(f"{INSPECT}/{{node}}", _inspection(inspect))
     return app
+
+
+def _inspection(
+    inspect: Callable[[str], Awaitable[bytes]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def serve(request: web.Request) -> web.Response:
+        content = await inspect(request.match_info.get("node", ""))
+        return web.Response(body=content, content_type=_JSON)
+
+    return serve
 
 
 def _serve(
@@ -133,10 +152,13 @@ def _probe(
     return probe
 
 
-def _figures(registry: CollectorRegistry) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _figures(
+    registry: CollectorRegistry, more: More
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def figures(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+        accept = request.headers.get("Accept", "")
+        text, content_type = await asyncio.to_thread(metrics_page, registry, more, accept)
+        return web.Response(body=text, headers={"Content-Type": content_type})
 
     return figures
 

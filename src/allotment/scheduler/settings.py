@@ -76,6 +76,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Dialects whose running pods count."""
     identity: str = ""
     """This replica's name."""
+    otlp_endpoint: str | None = None
+    """The collector of traces; None: as OpenTelemetry's variables say."""
     log_format: str = "text"
     verbose: bool = False
 

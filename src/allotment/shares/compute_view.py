@@ -73,7 +73,10 @@ class ComputeView(msgspec.Struct, frozen=True):
 
         rates = Rates(
             # Of the same reading as what is borrowed: that is a part of it.
-            gpu=rate(self.account.used_ns, before.account.used_ns),
+            gpu=rate(
+                self.account.used_ns + self.account.running_ns,
+                before.account.used_ns + before.account.running_ns,
+            ),
             copy=rate(self.use.copy_ns, before.use.copy_ns),
             held=rate(self.use.held_ns, before.use.held_ns),
             borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),

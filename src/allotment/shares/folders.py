@@ -504,7 +504,8 @@ def _copy(sources: list[Path], parent: Path) -> Path:
     target = parent / digest.hexdigest()[:32]
     if target.is_dir() and not is_trusted(target):
         target = target.with_name(f"{target.name}-{os.geteuid()}")
-    if target.is_dir():
+    names = {source.name for source in sources}
+    if _has(target, names):
         return target
     draft = parent / f".new-{os.urandom(6).hex()}"
     try:
@@ -513,13 +514,25 @@ def _copy(sources: list[Path], parent: Path) -> Path:
         for source in sources:
             shutil.copyfile(source, draft / source.name)
             (draft / source.name).chmod(0o555)
-        draft.rename(target)
+        if target.is_dir():  # somebody has cleaned up there: programs would run without the shim
+            for name in names:
+                (draft / name).replace(target / name)
+            draft.rmdir()
+        else:
+            draft.rename(target)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        if target.is_dir():
+        if _has(target, names):
             return target  # another `allot` was first
         raise explained(error, target, "copy the native libraries") from error
     return target
+
+
+def _has(folder: Path, names: set[str]) -> bool:
+    try:
+        return names <= {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return False
 
 
 def is_trusted(target: Path) -> bool:

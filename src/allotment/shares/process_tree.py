@@ -23,6 +23,7 @@ from allotment.files import read_file
 from allotment.ledger import ProcessUse
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.formats import format_pids
+from allotment.model.pods import PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareId
 from allotment.shares.record import read_traces
 
@@ -37,6 +38,9 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 # `pod` and a uid, with dashes or, by systemd, underscores (kubelet pkg/kubelet/cm); a static pod's
 # is a hash. Seen from within a control group namespace, a pod's other container is `/../ID`.
 _POD_GROUP = re.compile(rb"[/-]pod[0-9a-f][0-9a-f_-]{31,35}(?![0-9a-f])|:/\.\./", re.MULTILINE)
+_CONTAINER_GROUP = re.compile(
+    rb"[/-]pod([0-9a-f][0-9a-f_-]{31,35})(?:\.slice)?/(?:[a-z-]+-)?([0-9a-f]{64})?"
+)
 _UNSEEN = "a share would count as unused while a program runs in it"
 _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 _AT_SECURE = 23  # <elf.h>
@@ -155,12 +159,39 @@ def _status(pid: int, name: bytes) -> list[bytes]:
 def host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
     """The PID on the machine of a slot's process, by the names that it may have inside.
 
-    Without a member of that name it is what programs wrote: to be shown, never to be acted on.
+    Without a member of that name it is what programs wrote. Of a process that this user may not
+    inspect, that is shown, and never acted on.
     """
     pid = inside.get((process.pid, process.start_time))
     if pid is None and start_time(process.pid) == process.start_time:
-        return process.pid
+        try:
+            _inspect(process.pid)
+        except PermissionError:
+            return process.pid
+        except OSError:
+            return None
     return pid
+
+
+def attached(
+    processes: Iterable[ProcessUse], directory: Path, members: Collection[int]
+) -> set[int]:
+    """The slots' processes that are no members, and have the share's ledger mapped.
+
+    So a program is found that shows no other mark: it has overwritten its environment, say. Their
+    PIDs have to be the machine's.
+    """
+    strangers = {
+        each.pid
+        for each in processes
+        if each.pid not in members and start_time(each.pid) == each.start_time
+    }
+    try:
+        inode = os.stat(f"{directory}/usage").st_ino if strangers else 0  # noqa: PTH116 - plain path
+    except OSError:  # the share is gone
+        return set()
+    mapping = re.compile(rb" %d +/.*/usage\b" % inode)
+    return {pid for pid in strangers if mapping.search(_read(pid, "maps"))}
 
 
 def command_of(pid: int) -> str:
@@ -390,6 +421,23 @@ def is_in_pod(pid: int, uid: str = "") -> bool:
         own = rb"pod%b(?![0-9a-f-])" % re.escape(uid.encode())
         return re.search(own, groups.replace(b"_", b"-")) is not None
     return _POD_GROUP.search(groups) is not None
+
+
+class PodGroup(NamedTuple):
+    """The container whose control group a process is in."""
+
+    pod: PodUid
+    container: str
+    """The runtime's id; empty: it is not in the group's name."""
+
+
+def pod_group(pid: int) -> PodGroup | None:
+    """The container of a process, by its control groups; None: not in a pod, or gone."""
+    match = _CONTAINER_GROUP.search(_read(pid, "cgroup"))
+    if match is None:
+        return None
+    uid = match[1].replace(b"_", b"-").decode()
+    return PodGroup(PodUid(uid), (match[2] or b"").decode())
 
 
 def _inspect(pid: int) -> tuple[int, str]:

@@ -20,7 +20,15 @@ from allotment.model.structs import replace
 from allotment.modes import turns
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
-from allotment.shares.process_tree import census, is_alive, is_running, living_runner, named
+from allotment.shares.process_tree import (
+    attached,
+    census,
+    is_alive,
+    is_in_pod,
+    is_running,
+    living_runner,
+    named,
+)
 from allotment.shares.record import (
     RECORD,
     LoadedShare,
@@ -109,14 +117,22 @@ def remember_members(directory: Path, members: Iterable[int]) -> None:
 
 
 def users_of(loaded: LoadedShare) -> set[int]:
-    """Return a share's processes: pids here, or inside the share if these are unknown."""
-    users = {process.pid for process in loaded.ledger.processes} if loaded.ledger else set()
-    if loaded.share:
-        members = census([(loaded.share, loaded.directory)])[loaded.id]
-        if members:
-            return members
-        if runner := living_runner(loaded.share, loaded.directory):
-            users.add(runner.pid)
+    """Return a share's processes: pids here, or inside the share if these are unknown.
+
+    A pod's program could hand its ledger's file to another pod, whose programs then hold slots. So
+    on a node only what the kernel shows to be in the share, or the pod, counts.
+    """
+    processes = loaded.ledger.processes if loaded.ledger else ()
+    if loaded.share is None:
+        return {process.pid for process in processes}
+    if members := census([(loaded.share, loaded.directory)])[loaded.id]:
+        return members
+    if owner := loaded.owner:
+        found = attached(processes, loaded.directory, ())
+        return {pid for pid in found if is_in_pod(pid, owner.uid)}
+    users = {process.pid for process in processes}
+    if runner := living_runner(loaded.share, loaded.directory):
+        users.add(runner.pid)
     return users
 
 

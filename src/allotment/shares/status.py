@@ -28,6 +28,7 @@ from allotment.shares.compute_view import ComputeView, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import (
+    attached,
     census,
     command_of,
     host_pid,
@@ -263,6 +264,7 @@ def share_status(
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
         users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
+        users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
         settled = without_freed(each, answers[machine])
         views.append(_view(settled, users, answers[machine], losses or {}, files))
     for path in machines:

@@ -62,13 +62,16 @@ class LockedShare(msgspec.Struct, frozen=True):
         """The share's processes that use a GPU, by PID on this machine."""
         current = replace(self.found, ledger=ledger.read(self.found.directory), problem=None)
         users = {}
-        for process in view([current], self.readings)[0].processes:
+        (seen,) = view([current], self.readings)
+        for process in seen.processes:
             if process.is_enforced and not any(process.used):
                 continue  # it loaded the driver, and uses no GPU memory
-            if process.pid is None:
+            # Programs can write any other's there.
+            if process.pid is None or process.pid not in seen.pids:
                 raise BusyError(
                     f"process {process.pid_inside} of share {self.share.name} ({process.command})"
-                    " cannot be found on this machine: this is its PID in its container",
+                    " cannot be found on this machine: this is its PID in its container, or what"
+                    " its programs wrote into the ledger",
                     hint="run `allot` as root, which sees all processes",
                 )
             users[process.pid] = process

@@ -16,9 +16,10 @@ import msgspec
 from allotment.model.clusters import NodeDevice, NodeInventory
 from allotment.model.compute import WHOLE
 from allotment.model.structs import replace
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom, PodShape
+from allotment.placement.cluster.arrays import Arrays, PodShape
 from allotment.placement.policies import Policy, best, choose_on
 from allotment.placement.policies.fgd import fragmentation
+from allotment.placement.views import DeviceRoom
 from allotment.simulate.csv_files import MILLI, Trace, TraceNode, TracePod, TraceShape
 
 _BASIS_POINTS: Final = WHOLE // MILLI

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from api_server_twin import api_of, refused
 from held_ports import held_port
 from pod_node import Node, order, owner
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from allotment.agent import running
+from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.configuring import AgentSettings
+from allotment.agent.gpu_users import HeldDevices
 from allotment.agent.inventory import Sighting
+from allotment.agent.kubelet.podresources import Held
 from allotment.agent.node_state import NodeState
 from allotment.agent.usage import GpuReports, Readings, SharesRead, UseReader, shares_in
+from allotment.cost.prices import prices_of
 from allotment.devices.events import EventKind, GpuEvent
 from allotment.devices.gauges import Gauges
 from allotment.devices.sources import DeviceProcess, Reading
@@ -32,6 +37,7 @@ from allotment.ledger import DeviceUse, SeatAccount
 from allotment.metrics.use import Use
 from allotment.model.compute import Compute
 from allotment.model.devices import DeviceSlice
+from allotment.model.errors import StateError
 from allotment.model.modes import EXCLUSIVE
 from allotment.model.pods import Pod, PodUid
 from allotment.model.requests import whole_devices
@@ -74,6 +80,8 @@ class Scene:
     def __init__(self, node: Node, shares: SharesRead | None = None) -> None:
         self.now = 100.0
         self.pods: list[Pod] = []
+        self.held: HeldDevices = tuple
+        self.shows_processes = False
         self.gpus = GpusTwin(*(device.uuid for device in node.devices))
         self.state = NodeState(
             devices={device.uuid: device for device in node.devices},
@@ -86,9 +94,14 @@ class Scene:
             state=self.state,
             shares=shares or shares_in(node.folder, node.machine),
             pods=lambda: self.pods,
+            held=self._ask_kubelet,
+            shows_processes=lambda: self.shows_processes,
             patience_s=0.05 if shares else 60,
             clock=lambda: self.now,
         )
+
+    def _ask_kubelet(self) -> Sequence[Held]:
+        return self.held()
 
     def read(self) -> Use:
         self.now += 15
@@ -163,6 +176,15 @@ def test_a_gpus_mig_devices_and_their_shares_are_its_own(node: Node) -> None:
     assert found.utilization is None
 
 
+def test_a_gpu_has_the_price_of_its_model(node: Node) -> None:
+    scene = Scene(node)
+    prices = prices_of({"no-such": 4, node.devices[0].name: 2.5}, "EUR")
+    scene.state.config = Config(allotment=AllotmentConfig(prices=prices))
+    assert {(gpu.price, gpu.currency) for gpu in scene.read().gpus} == {(2.5, "EUR")}
+    scene.state.config = None
+    assert {gpu.price for gpu in scene.read().gpus} == {None}
+
+
 def test_a_share_without_compute_has_no_gpu_time(node: Node) -> None:
     node.prepare(order(1, "2Gi"))
     (share,) = Scene(node).read().shares
@@ -181,6 +203,61 @@ def test_without_the_shim_there_is_the_drivers_figure_alone(node: Node) -> None:
     assert share.memory_peak is share.refusals is share.guarantee is None
     assert share.utilization == 0.25
     assert not share.is_enforced
+
+
+def test_what_another_plugin_gave_out_is_its_containers(node: Node) -> None:
+    uuid = node.devices[0].uuid
+    node.prepare(order(1, "2Gi", devices=(uuid,)))
+    scene = Scene(node)
+    ids = {"nvidia.com/gpu": frozenset({f"{uuid}::1"})}
+    scene.held = lambda: [Held(namespace="old", pod="p", container="main", ids=ids)]
+    scene.gpus.processes = (DeviceProcess(os.getpid(), 2 * GI, 25),)
+    scene.shows_processes = True
+    use = scene.read()
+    assert use.are_pods_read
+    own, other = sorted(use.holders, key=lambda each: each.namespace)
+    assert (own.namespace, own.pod, own.share) == ("lab", "pod-1", use.shares[0].share)
+    assert (other.namespace, other.gpu, other.replica, other.share) == ("old", uuid, "1", "")
+    outside = [each for each in use.outside if each.gpu == uuid]
+    assert [(each.memory_used, each.utilization, each.processes) for each in outside] == [
+        (2 * GI, 0.25, 1)
+    ]
+    assert {each.pid for each in use.processes or ()} == {os.getpid()}
+    scene.shows_processes = False
+    assert scene.read().processes is None
+
+
+def test_a_kubelet_that_fails_or_hangs_leaves_all_else(node: Node) -> None:
+    """The socket is not there, the kubelet is too old, or it does not answer."""
+    node.prepare(order(1, "2Gi"))
+    scene = Scene(node)
+
+    def fail() -> list[Held]:
+        raise StateError("the kubelet does not answer")
+
+    scene.held = fail
+    with capture_logs() as logs:
+        use = [scene.read(), scene.read()][1]
+    assert not use.are_pods_read
+    assert [each.pod for each in use.shares] == [each.pod for each in use.holders] == ["pod-1"]
+    assert len(logs) == 1
+    scene.held = list
+    assert scene.read().are_pods_read
+
+
+def test_a_kubelet_that_hangs_is_not_asked_again(node: Node) -> None:
+    over, asked = threading.Event(), list[int]()
+    scene = Scene(node, lambda _: (ShareStatus((), ()), {}))
+
+    def hang() -> list[Held]:
+        asked.append(1)
+        over.wait(60)
+        return []
+
+    scene.held = hang
+    assert [scene.read().are_pods_read for _ in range(2)] == [False, False]
+    assert len(asked) == 1
+    over.set()
 
 
 def test_a_claims_share_is_its_claims(node: Node) -> None:
@@ -395,7 +472,7 @@ def test_the_agent_serves_it_beside_its_own_metrics(tmp_path: Path) -> None:
             with suppress(asyncio.CancelledError):
                 await task
         assert "allotment_agent_config_valid" in found
-        assert found["allotment_use_read"] == [1, 1]
+        assert found["allotment_use_read"] == [1, 1, 0]  # no kubelet
         assert not any(name.startswith(("DCGM", "hami")) for name in found)
 
     with held_port() as port:

@@ -72,7 +72,8 @@ def findings(
             return json.dumps({"spec": specs[f"{kind} {name}"]}).encode()
 
     @asynccontextmanager
-    async def connect(_: object) -> AsyncIterator[Api]:
+    async def connect(_: object, *, context: object) -> AsyncIterator[Api]:
+        del context
         yield Api()
 
     monkeypatch.setattr("allotment.kube.clients.connect", connect)

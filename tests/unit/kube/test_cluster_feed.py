@@ -103,6 +103,13 @@ def test_a_bound_pod_has_what_was_decided_for_it() -> None:
     assert ended.booking is None
 
 
+def test_a_pod_that_ended_before_it_had_a_node_asks_for_nothing() -> None:
+    """It was deleted while it waited, and a finalizer keeps it: no quota counts it any more."""
+    assert read(pod_json()).asks is not None
+    ended = read(pod_json(phase="Failed"))
+    assert (ended.asks, ended.booking, ended.version) == (None, None, "5")
+
+
 @pytest.mark.parametrize(
     "text", [placement("uid-another"), placement(node="n2"), "{}", "", "[" * 5000]
 )

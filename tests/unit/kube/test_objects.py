@@ -284,13 +284,14 @@ def test_a_pods_claims_are_known_by_their_names() -> None:
                         "resourceClaimStatuses": [
                             {"name": "two", "resourceClaimName": "a-two-x7k2p"},
                             {"name": "three"},
-                        ]
+                        ],
+                        "extendedResourceClaimStatus": {"resourceClaimName": "a-extended-q"},
                     },
                 }
             ),
             type=PodObject,
         )
     )
-    assert pod.claims == {"common": False, "a-two-x7k2p": True}
+    assert pod.claims == {"common": False, "a-two-x7k2p": True, "a-extended-q": True}
     (main,) = pod.containers
     assert main.claims == (UsedClaim("a-two-x7k2p", "gpu"), UsedClaim("common"))

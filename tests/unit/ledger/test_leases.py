@@ -272,10 +272,19 @@ def test_reads_what_the_shares_publish(device: Path, seat: Seat, own: Path) -> N
         file.write(struct.pack("<Q", root))
         file.seek(layout.LEASES_FILE_DISTRUSTED_AT)
         file.write(struct.pack("<Q", 1 << lender.number))
+        for place, busy, since in ((0, 0, 100), (5, 1, 6000), (7, 1, 8000)):
+            file.seek(layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE)
+            file.write(struct.pack("<IIQiIQ", 0, busy, 9000, 1, 0, since))
     turns = read(device)
     assert turns.accounts == {
         seat.serial: SeatAccount(
-            used_ns=1000, borrowed_ns=300, leases=3, evictions=1, holding=1, waiting=1
+            used_ns=1000,
+            running_ns=3000,
+            borrowed_ns=300,
+            leases=3,
+            evictions=1,
+            holding=1,
+            waiting=1,
         ),
         lender.serial: SeatAccount(lent_ns=40),
     }

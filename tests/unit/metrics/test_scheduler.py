@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.exposition import generate_latest
 
-from allotment.metrics.scheduler import FIGURES, MODEL_FIGURES, SchedulerMetrics
+from allotment.metrics.scheduler import AMOUNTS, CLUSTER, FIGURES, SchedulerMetrics
+from allotment.scheduler.core.wait_reasons import WAITS
 
 
 def shown(metrics: SchedulerMetrics) -> str:
@@ -46,15 +47,6 @@ def test_what_is_not_in_the_table_or_misused_is_an_error() -> None:
         metrics.observe("leading", 1)
 
 
-def test_models_are_asked_for_when_the_figures_are() -> None:
-    metrics = SchedulerMetrics()
-    totals = {"T4": dict.fromkeys(MODEL_FIGURES, 1.0)}
-    metrics.watch_models(lambda: totals)
-    assert 'allotment_scheduler_device_devices{model="T4"} 1.0' in shown(metrics)
-    totals["T4"]["devices"] = 5.0
-    assert 'allotment_scheduler_device_devices{model="T4"} 5.0' in shown(metrics)
-
-
 def test_names_say_what_they_are() -> None:
     assert len({each.name for each in FIGURES}) == len(FIGURES)
     assert all(each.help.endswith(".") or each.help.endswith("none.") for each in FIGURES)
@@ -66,5 +58,11 @@ def test_each_is_in_the_reference_with_its_labels(root: Path) -> None:
         name = f"allotment_scheduler_{each.name}{'_total' if each.kind == 'counter' else ''}"
         labels = ", ".join(f"`{label}`" for label in each.labels)
         assert f"| `{name}` | {labels} |" in text
-    for name in MODEL_FIGURES:
-        assert f"| `allotment_scheduler_device_{name}` | `model` |" in text
+    for name in AMOUNTS:
+        assert f"| `{name}` |" in text
+    for name, (known, _) in CLUSTER.items():
+        if name.removeprefix("device_").removeprefix("node_") not in AMOUNTS:
+            labels = ", ".join(f"`{label}`" for label in known)
+            assert f"| `allotment_scheduler_{name}` | {labels} |" in text
+    for reason in WAITS:
+        assert f"`{reason}`" in text, reason

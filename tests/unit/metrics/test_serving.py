@@ -13,7 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from allotment.metrics import serving
-from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.metrics.serving import Probes, Server
+from allotment.model.addresses import parse_address
 from allotment.model.errors import PrerequisiteError, UsageError
 
 PLACES = 16

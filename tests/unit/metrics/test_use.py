@@ -37,6 +37,17 @@ from allotment.metrics.use import (
     families,
     write,
 )
+from allotment.metrics.users import (
+    HOLDER_LABELS,
+    OUTSIDE_FIGURES,
+    OUTSIDE_LABELS,
+    PROCESS_FIGURES,
+    PROCESS_LABELS,
+    GpuHolder,
+    GpuProcess,
+    OutsideUse,
+    UserFigure,
+)
 from allotment.model.structs import replace
 
 GI = 1 << 30
@@ -96,8 +107,13 @@ def share(number: int = 0, **more: Any) -> ShareUse:  # noqa: ANN401 - its field
     return replace(made, **more)
 
 
-def use(gpus: Iterable[GpuUse] = (), shares: Iterable[ShareUse] = ()) -> Use:
-    return Use(node="n1", gpus=tuple(gpus), shares=tuple(shares), are_shares_read=True)
+def use(
+    gpus: Iterable[GpuUse] = (),
+    shares: Iterable[ShareUse] = (),
+    **more: Any,  # noqa: ANN401 - its fields
+) -> Use:
+    made = Use(node="n1", gpus=tuple(gpus), shares=tuple(shares), are_shares_read=True)
+    return replace(made, **more)
 
 
 def page(one: Use, *aliases: str, is_open: bool = False) -> str:
@@ -132,7 +148,33 @@ def uses(draw: st.DrawFn) -> Use:
         )
         for number in range(draw(st.integers(0, 8)))
     ]
-    return use(gpus, shares)
+    outside = [
+        OutsideUse(
+            gpu=draw(st.sampled_from((*GPUS, "GPU-gone"))),
+            pod=f"other-{number}",
+            namespace="ml",
+            memory_used=draw(AMOUNTS),
+            utilization=draw(RATIOS),
+            processes=1,
+        )
+        for number in range(draw(st.integers(0, 3)))
+    ]
+    users: list[ShareUse | OutsideUse] = [*shares, *shares, *outside]
+    processes = [
+        GpuProcess(
+            pid=number,
+            gpu=whose.gpu,
+            device="" if getattr(whose, "device", whose.gpu) == whose.gpu else GPUS[0],
+            namespace=whose.namespace,
+            pod=whose.pod,
+            container=whose.container,
+            share=whose.share if isinstance(whose, ShareUse) else "",
+            memory_used=draw(AMOUNTS),
+            utilization=draw(RATIOS),
+        )
+        for number, whose in enumerate(users)
+    ]
+    return use(gpus, shares, outside=tuple(outside), processes=tuple(processes))
 
 
 @given(uses())
@@ -142,16 +184,40 @@ def test_the_shares_of_a_gpu_have_at_most_what_it_has(one: Use) -> None:
     assert Counter(each.share for each in found.shares) == Counter(
         each.share for each in one.shares
     )
+    assert Counter(each.pid for each in found.processes or ()) == Counter(
+        each.pid for each in one.processes or ()
+    )
     for each in found.gpus:
-        of_gpu = [one for one in found.shares if one.gpu == each.uuid]
-        used = sum(one.memory_used or 0 for one in of_gpu)
-        busy = sum(one.utilization or 0 for one in of_gpu)
+        apart = [one for one in found.outside if one.gpu == each.uuid]
+        of_gpu: list[ShareUse | OutsideUse] = [*apart]
+        of_gpu += [one for one in found.shares if one.gpu == each.uuid]
+        used = sum(user.memory_used or 0 for user in of_gpu)
+        busy = sum(user.utilization or 0 for user in of_gpu)
         assert used <= each.memory_total
         assert busy <= 1
         if each.memory_used is not None:
             assert used <= each.memory_used
         if each.utilization is not None:
             assert busy <= each.utilization <= 1
+    users: list[ShareUse | OutsideUse] = [*found.shares, *found.outside]
+    for user in users:
+        own = getattr(user, "share", "")
+        some = [
+            each
+            for each in found.processes or ()
+            if (each.share, each.pod, each.gpu) == (own, user.pod, user.gpu)
+        ]
+        assert sum(each.memory_used or 0 for each in some) <= (user.memory_used or 0)
+        assert sum(each.utilization or 0 for each in some) <= (user.utilization or 0) + 1e-9
+
+
+def test_a_forged_ledger_takes_nothing_from_the_drivers_figures_of_others() -> None:
+    other = OutsideUse(gpu=GPUS[0], pod="alone", namespace="ml", memory_used=30 * GI, processes=1)
+    forged = use([gpu(memory_outside=0)], [share(memory_used=79 * GI)], outside=(other,))
+    found = bounded(forged)
+    assert found.outside == (other,)
+    assert found.shares[0].memory_used == 50 * GI
+    assert (found.gpus[0].memory_used, found.gpus[0].memory_outside) == (80 * GI, 30 * GI)
 
 
 def test_use_within_the_gpu_stays_as_it_is() -> None:
@@ -237,6 +303,15 @@ def test_what_is_not_measured_has_no_series() -> None:
     }
 
 
+def test_a_gpu_has_its_price_with_the_currency() -> None:
+    found = samples(use([gpu(price=2.5, currency="EUR"), gpu(1)]))
+    name = "allotment_gpu_price_per_hour"
+    assert [each.labels["gpu"] for each in found if each.name == name] == [GPUS[0]]
+    assert value(found, name, currency="EUR") == 2.5
+    (bare,) = (each for each in samples(use([gpu(price=2.5)])) if each.name == name)
+    assert set(bare.labels) == {"node", "gpu"}
+
+
 def test_a_claim_has_its_name_in_place_of_a_pods() -> None:
     claimed = share(pod="", container="", claim="big-gpu", request="gpu")
     (sample,) = (
@@ -285,6 +360,34 @@ def test_dcgms_series_name_the_pod_of_a_whole_gpu() -> None:
     assert value(found, "DCGM_FI_DEV_GPU_TEMP", **labels) == 40
 
 
+def test_dcgms_series_name_the_pod_that_another_plugin_gave_the_gpu() -> None:
+    alone = GpuHolder(
+        gpu=GPUS[0], namespace="ml", pod="old", container="main", resource="nvidia.com/gpu"
+    )
+    labels = {"namespace": "ml", "pod": "old", "container": "main"}
+    found = samples(use([gpu()], holders=(alone,)), "dcgm")
+    assert value(found, "DCGM_FI_DEV_GPU_TEMP", **labels) == 40
+    sharers = tuple(replace(alone, pod=f"p{number}", replica=str(number)) for number in range(2))
+    for holders in (sharers, sharers[:1]):
+        (sample,) = (
+            each
+            for each in samples(use([gpu()], holders=holders), "dcgm")
+            if each.name == "DCGM_FI_DEV_GPU_TEMP"
+        )
+        assert "pod" not in sample.labels
+
+
+def test_processes_have_series_where_asked_for() -> None:
+    process = GpuProcess(pid=7, gpu=GPUS[0], share="000000000000", namespace="ml", pod="train-0",
+                         container="main", memory_used=GI, gpu_ns=2_000_000_000)  # fmt: skip
+    names = {each.name for each in samples(use([gpu()], [share()]))}
+    assert not any("process_" in name for name in names)
+    found = samples(use([gpu()], [share()], processes=(process,), processes_left_out=3))
+    assert value(found, "allotment_process_memory_used_bytes", pid="7", pod="train-0") == GI
+    assert value(found, "allotment_process_gpu_seconds_total", pid="7", gpu=GPUS[0]) == 2
+    assert value(found, "allotment_use_processes_left_out") == 3
+
+
 def test_hamis_names_have_its_labels_and_units() -> None:
     two = [share(0), share(1, pod="train-0", container="side")]
     found = samples(use([gpu()], two), "hami")
@@ -311,7 +414,7 @@ def rows(text: str, prefix: str) -> Iterator[tuple[str, list[str]]]:
         yield name, re.findall(r"`(\w+)`", labels)
 
 
-def written(figure: ShareFigure | GpuFigure) -> str:
+def written(figure: ShareFigure | GpuFigure | UserFigure) -> str:
     return figure.name + ("_total" if figure.kind == "counter" else "")
 
 
@@ -321,7 +424,12 @@ def test_the_reference_has_every_metric_of_use(root: Path) -> None:
     assert dict(rows(text, "allotment_share_")) == {**shares, WAITS: []}
     gpus = {written(each): [each.label] if each.label else [] for each in GPU_FIGURES}
     facts = list(INFO_LABELS[2:])
-    assert dict(rows(text, "allotment_gpu_")) == {"info": facts, **gpus}
+    pods = list(HOLDER_LABELS)
+    assert dict(rows(text, "allotment_gpu_")) == {"info": facts, "pod_info": pods, **gpus}
+    outside = {written(each): list(OUTSIDE_LABELS) for each in OUTSIDE_FIGURES}
+    assert dict(rows(text, "allotment_outside_")) == outside
+    processes = {written(each): list(PROCESS_LABELS) for each in PROCESS_FIGURES}
+    assert dict(rows(text, "allotment_process_")) == processes
     for label in SHARE_LABELS:
         assert re.search(rf"^\| `{label}` \|", text, re.MULTILINE), label
 

@@ -13,6 +13,7 @@ from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request, replicas_of, whole_devices
+from allotment.model.structs import replace
 from allotment.placement import choose, follow
 from allotment.placement.explain import explain
 
@@ -55,6 +56,14 @@ def test_a_device_has_shares_of_one_mode_and_one_exclusive_share(there: str, wan
 @pytest.mark.parametrize("wanted", MODES)
 def test_an_empty_device_takes_any(wanted: str) -> None:
     assert isinstance(choose([state(0)], request(wanted)), Placement)
+
+
+def test_who_is_alone_on_a_device_has_all_of_it() -> None:
+    for wanted in MODES:
+        decision = choose([state(0)], replace(request(SOFT), mode=wanted))
+        assert isinstance(decision, Placement)
+        has_all = decision.devices[0].memory_bytes == state(0).device.allottable_bytes
+        assert has_all == (wanted == EXCLUSIVE)
 
 
 def test_a_crowd_is_counted() -> None:

@@ -14,11 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from allotment.model.modes import EXCLUSIVE, SOFT
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom, PodShape
+from allotment.placement.cluster.arrays import Arrays, PodShape
 from allotment.placement.policies import Policy, best, make
 from allotment.placement.policies.fragmentation import Fragmentation, Losses, SlotCounts
 from allotment.placement.policies.mixes import Mix, shape_of
 from allotment.placement.policies.slots import Types
+from allotment.placement.views import DeviceRoom
 
 GIB = 2**30
 MODES = frozenset({SOFT, EXCLUSIVE})
@@ -444,3 +445,32 @@ def test_it_gives_away_more_than_any_other_although_nobody_told_it_what_comes() 
     means = {name: sum(allocated(make(name), seed) for seed in range(5)) / 5 for name in names}
     others = [means[name] for name in names[1:]]
     assert means["fragmentation"] > max(others) + 0.005, means
+
+
+@settings(max_examples=examples(1 / 2))
+@given(st.lists(st.lists(devices, min_size=1, max_size=3), min_size=1, max_size=3), kinds)
+def test_a_place_costs_what_the_value_of_its_node_falls_by(
+    nodes: list[list[DeviceRoom]], kind: PodShape
+) -> None:
+    """The figures of fragmentation are those that the policy decides by."""
+    assume(kind.mode == SOFT and kind.count == 1 and kind.guarantee)
+    arrays, policy = built(*nodes), Fragmentation()
+    policy.expect({kind: 1.0})
+    before = policy.standing(arrays)
+    choice = best(policy, arrays, kind)
+    assume(choice is not None)
+    assert before is not None
+    assert choice is not None
+    assert before.kinds == (kind,)
+    assert before.values.sum() == pytest.approx(float(before.slots[0] * before.prices[0]))
+    cost = policy.costs(arrays, kind)[choice.row]
+    (column,) = choice.columns
+    changed = {column: taken(nodes[choice.row][column], kind)}
+    left = int(arrays.cpu_free[choice.row]) - kind.cpu_milli
+    memory = int(arrays.memory_free[choice.row]) - kind.memory_bytes
+    arrays.update(choice.row, changed, cpu_free=left, memory_free=memory)
+    after = policy.standing(arrays)
+    assert after is not None
+    at_same_price = after.values[choice.row] * before.prices[0] / after.prices[0]
+    fallen = before.values[choice.row] - at_same_price
+    assert fallen == pytest.approx(cost, rel=1e-4, abs=1e-6)

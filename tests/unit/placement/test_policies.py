@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from allotment.model.errors import UsageError
 from allotment.model.modes import EXCLUSIVE, SOFT
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom, LinkArray, PodShape
+from allotment.placement.cluster.arrays import Arrays, LinkArray, PodShape
 from allotment.placement.policies import POLICIES, Policy, best, choose_on, make
 from allotment.placement.policies.fgd import Fgd, fragmentation
 from allotment.placement.policies.mixes import Mix
+from allotment.placement.views import DeviceRoom
 
 GIB = 2**30
 DETERMINED = sorted(set(POLICIES) - {"random"})

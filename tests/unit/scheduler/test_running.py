@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from awaiting import until
 from foreign_pods import load_settings
 from held_ports import held_port
+from listing_api_server import ListingApiServer
 from preemption_twin import WHOLE
 from prometheus_client.exposition import generate_latest
 from scheduler_twin import book_of, cluster_pod_of, node, pod_json
@@ -80,8 +79,8 @@ def test_quotas_count_in_the_units_of_the_clusters_dialects(
         scheduler.quotas.set_quotas(
             [NamespaceQuota(namespace="ml", name="q", hard={"limits.nvidia.com/gpumem": "3"})]
         )
-        ((_, hard),) = scheduler.quotas.usage("ml").values()
-        assert hard == 3 * 10 << 20
+        (limit,) = scheduler.quotas.usage("ml")
+        assert limit.hard == 3 * 10 << 20
 
     with_scheduler(SchedulerSettings(dialects=load_settings("hami: {memoryFactor: 10}")), act)
 
@@ -108,7 +107,7 @@ def test_until_quotas_are_known_nobody_is_answered_and_readiness_says_why(
     """A book that was told of no quota lets everything pass."""
 
     async def act(scheduler: Scheduler) -> None:
-        server = ApiServer(forbidden="/api/v1/resourcequotas")
+        server = ListingApiServer(forbidden="/api/v1/resourcequotas")
         async with server.running(api_port):
             task = asyncio.create_task(scheduler.run())
             try:
@@ -168,67 +167,6 @@ def figures(scheduler: Scheduler) -> str:
     return generate_latest(scheduler.metrics.registry).decode()
 
 
-class ApiServer:
-    """As much of one as a scheduler needs that binds nothing: lists, by path, and one Secret."""
-
-    def __init__(
-        self, *, forbidden: str = "", items: Mapping[str, Sequence[object]] | None = None
-    ) -> None:
-        self.forbidden = forbidden
-        self._items = items or {}
-        self.listed: set[str] = set()
-        self._data: dict[str, str] = {}
-        self._version = 1
-        self._ended = asyncio.Event()
-
-    def end_watches(self) -> None:
-        """Every watch that is open."""
-        self._ended.set()
-        self._ended = asyncio.Event()
-
-    @asynccontextmanager
-    async def running(self, port: int) -> AsyncIterator[None]:
-        app = web.Application()
-        app.router.add_get("/api/v1/{kind}", self._list)
-        app.router.add_get("/apis/policy/v1/{kind}", self._list)
-        secret = "/api/v1/namespaces/allotment-system/secrets/allotment-webhook"  # noqa: S105
-        app.router.add_get(secret, self._secret)
-        app.router.add_patch(secret, self._secret)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        try:
-            yield
-        finally:
-            self.end_watches()
-            await runner.cleanup()
-
-    async def _list(self, request: web.Request) -> web.StreamResponse:
-        if request.path == self.forbidden:
-            refusal = {"kind": "Status", "code": 403, "message": "it is forbidden"}
-            return web.json_response(refusal, status=403)
-        if "watch" not in request.query:
-            self.listed.add(request.path)
-            items = self._items.get(request.path, ())
-            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [*items]})
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        await self._ended.wait()
-        return answer
-
-    async def _secret(self, request: web.Request) -> web.Response:
-        if request.method == "PATCH":
-            change = json.loads(await request.read())
-            self._version += 1
-            self._data = {**self._data, **change["data"]}
-        metadata = {
-            "name": "allotment-webhook",
-            "uid": "s",
-            "resourceVersion": str(self._version),
-        }
-        return web.json_response({"metadata": metadata, "data": self._data})
-
-
 def test_the_webhooks_answers_are_counted_by_status(
     with_scheduler: Callable[[SchedulerSettings, Act], None],
 ) -> None:
@@ -257,7 +195,7 @@ def test_what_one_part_fails_of_ends_no_other(
     monkeypatch.setattr(Preemption, "tick", fail)
 
     async def act(scheduler: Scheduler) -> None:
-        async with ApiServer().running(api_port):
+        async with ListingApiServer().running(api_port):
             task = asyncio.create_task(scheduler.run())
             try:
                 names = ("events", "nominations", "quota_book", "sharepods")
@@ -300,7 +238,7 @@ def test_whom_a_budget_of_the_cluster_protects_is_not_ended(
         "status": {"disruptionsAllowed": 0},
     }
     wants = pod_json("wants", limits=WHOLE, priority=100)
-    server = ApiServer(
+    server = ListingApiServer(
         items={
             "/api/v1/nodes": [{"metadata": annotated, "status": amounts}],
             "/api/v1/pods": [*pods, wants],

@@ -34,6 +34,7 @@ from allotment.scheduler.core.quota import QuotaBook
 from allotment.scheduler.extender.binder import Binder
 from allotment.scheduler.extender.extender import Extender
 from allotment.scheduler.extender.preemption import Preemption
+from allotment.scheduler.gpushare import GpuShareInspection
 from allotment.scheduler.serving import application
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "extender-openapi.yaml"
@@ -118,6 +119,7 @@ class World:
             },
             probes=Probes(is_leading=lambda: [] if self.leads else ["another replica leads"]),
             registry=self.metrics.registry,
+            inspect=GpuShareInspection(self.book).answer,
             on_answer=lambda verb, seconds, _: self.metrics.observe(
                 "request_seconds", seconds, verb
             ),
@@ -259,6 +261,24 @@ def test_pods_are_placed_bound_and_preempted_for(served: Served) -> None:
     victims = {"NodeNameToMetaVictims": {"full": {"Pods": [{"UID": "uid-low-0"}]}}}
     found = answer("preempt", asked("important") | victims)["NodeNameToMetaVictims"]
     assert [each["UID"] for each in found["full"]["Pods"]] == ["uid-low-0"]
+
+
+def test_gpushares_clients_see_who_has_what(served: Served) -> None:
+    """The JSON of its `/inspect`, in GiB."""
+    status, kind, text = ask(served, "GET", "/gpushare-scheduler/inspect/full")
+    assert (status, kind) == (200, "application/json")
+    pods = [[{"name": name, "namespace": "ml", "usedGPU": 80}] for name in RUNNING]
+    devices = [
+        {"id": index, "totalGPU": 80, "usedGPU": 80, "pods": those}
+        for index, those in enumerate(pods)
+    ]
+    full = {"name": "full", "totalGPU": 160, "usedGPU": 160, "devs": devices}
+    assert json.loads(text) == {"nodes": [full]}
+    found = json.loads(ask(served, "GET", "/gpushare-scheduler/inspect")[2])
+    assert [each["name"] for each in found["nodes"]] == ["a", "b", "full"]
+    assert [each["usedGPU"] for each in found["nodes"]] == [0, 0, 160]
+    text = ask(served, "GET", "/gpushare-scheduler/inspect/plain")[2]
+    assert json.loads(text) == {"nodes": [], "error": "node 'plain' shares no GPU"}
 
 
 def ask(served: Served, method: str, path: str, body: bytes | None = None) -> tuple[int, str, str]:

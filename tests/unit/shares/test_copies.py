@@ -20,6 +20,15 @@ def test_the_shim_is_copied_once(folder: StateFolder, native_dir: Path) -> None:
     assert [path.name for path in folder.shims.iterdir()] == [first.parent.name]
 
 
+def test_a_copy_that_lost_its_file_is_made_whole(folder: StateFolder, native_dir: Path) -> None:
+    """Programs would run without the shim, and without a limit."""
+    first = shim_copy(folder)
+    first.unlink()
+    assert shim_copy(folder) == first
+    assert first.read_bytes() == (native_dir / SHIM).read_bytes()
+    assert [path.name for path in folder.shims.iterdir()] == [first.parent.name]
+
+
 def test_the_simulated_libraries_have_their_real_names(folder: StateFolder) -> None:
     names = sorted(path.name for path in simulated_copy(folder).iterdir())
     assert names == ["libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control", "nvidia-smi"]

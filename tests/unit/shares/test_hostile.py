@@ -9,6 +9,7 @@ Each test runs in a process of its own, because a failure is the end of a proces
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pod_node
 import pytest
+import yaml
 from rounds import undisturbed
 
 from allotment.ledger import operations, read, reap, set_limit
@@ -187,6 +189,42 @@ def test_what_a_tenant_damaged_is_put_right_and_told(
         ((share.id,), ""),
         ((share.id,), share.devices[0].uuid),
     ]
+
+
+AGENT = """
+import sys
+from pathlib import Path
+from allotment.ledger import cut_usage, read
+directory = Path(sys.argv[1])
+print(cut_usage(directory), read(directory).policy.share_id)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+def test_no_mode_and_owner_keep_the_agent_from_a_tenants_file(node_share: Path) -> None:
+    """Root in a container can change both, and then write on until the node's /run is full."""
+    root = Path(__file__).parents[3]
+    manifest = yaml.safe_load_all((root / "deploy/manifests/agent.yaml").read_text("utf-8"))
+    (pod,) = (each["spec"]["template"]["spec"] for each in manifest if each["kind"] == "DaemonSet")
+    (rights,) = (
+        each["securityContext"]["capabilities"]["add"]
+        for each in pod["containers"]
+        if "add" in each["securityContext"]["capabilities"]
+    )
+    usage = node_share / "usage"
+    os.truncate(usage, USAGE_SIZE + (8 << 20))
+    os.chown(usage, 12345, 12345)
+    usage.chmod(0)
+    few = ",".join(("-all", *(f"+{each.lower()}" for each in rights)))
+    done = subprocess.run(
+        ["setpriv", "--inh-caps", "-all", "--bounding-set", few, sys.executable, "-c", AGENT,
+         node_share],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"{8 << 20} ab\n", "")
+    assert usage.stat().st_size == USAGE_SIZE
 
 
 @pytest.mark.measured

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,16 @@ def test_a_process_of_another_container_that_names_a_share_does_not_keep_it(
     sleeper(ALLOTMENT_SHARE=str(node.folder.share(share.id)))
     node.shares.end(share.id)
     assert node.shares.owned() == ()
+
+
+def test_a_process_of_another_pod_that_has_its_ledger_open_does_not_keep_it(
+    node: Node, hold: Callable[[Path], AbstractContextManager["subprocess.Popen[bytes]"]]
+) -> None:
+    """A pod's program could pass the file's descriptor on, and its memory would stay booked."""
+    share = node.prepare(order())
+    with hold(node.folder.share(share.id)):
+        node.shares.end(share.id)
+        assert node.shares.owned() == ()
 
 
 def test_a_damaged_share_is_told_and_can_be_ended(node: Node) -> None:

@@ -322,6 +322,38 @@ def test_who_may_not_look_into_processes_of_pods_is_told(sleeper: Sleeper) -> No
     assert said(*few[:-1], f"{few[-1]},+sys_ptrace") == "all"
 
 
+ID = "8f0c" * 16
+
+
+@pytest.mark.parametrize(
+    ("group", "container"),
+    [
+        (f"0::/kubepods/besteffort/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/{ID}", ID),
+        (f"5:cpu:/kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/{ID}/own", ID),
+        (
+            f"0::/a.slice/kubepods-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-{ID}.scope",
+            ID,
+        ),
+        (f"0::/../../pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/crio-{ID}", ID),
+        ("0::/kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/main", ""),
+        ("0::/../8f0c", None),
+        ("0::/system.slice/podman.service", None),
+    ],
+)
+def test_the_container_of_a_process_is_in_its_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, container: str | None
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")
+    monkeypatch.setattr(process_tree, "_PROC", tmp_path)
+    found = process_tree.pod_group(7)
+    if container is None:
+        assert found is None
+    else:
+        assert found == ("1b4e28ba-2fa1-11d2-883f-0016d3cca427", container)
+    assert process_tree.pod_group(8) is None
+
+
 @pytest.mark.parametrize(
     ("group", "is_pods"),
     [

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is shown of shares: the ledger's word, checked against the driver's and the kernel's."""
 
+import struct
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from patience import wait_until
 from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, ProcessUse, SeatAccount, leases
-from allotment.ledger.layout import NAME_BYTES
+from allotment.ledger.layout import NAME_BYTES, SLOT_PID_AT, SLOT_START_TIME_AT, USAGE_SLOTS_AT
 from allotment.model.compute import Compute, ComputeClass, parse_compute
 from allotment.model.devices import Device
-from allotment.model.errors import DoesNotFitError
+from allotment.model.errors import BusyError, DoesNotFitError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
@@ -41,10 +42,12 @@ from allotment.shares.status import (
     share_status,
     view,
 )
+from allotment.shares.suspension import LockedShare
 
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+Hold = Callable[..., AbstractContextManager["subprocess.Popen[bytes]"]]
 
 
 def driver(
@@ -128,12 +131,17 @@ def test_losses_are_those_of_the_share_itself(folder: StateFolder, make: Make) -
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    def at(read_ns: int, gpu_ns: int, borrowed_ns: int, *, measured: bool = True) -> ShareStatus:
+    def at(
+        read_ns: int, gpu_ns: int, borrowed_ns: int, *, running_ns: int = 0, measured: bool = True
+    ) -> ShareStatus:
         compute = ComputeView(
             promised=parse_compute("30:80"), is_suspended=False, is_measured=measured,
             # The ledger is read a moment before: by then less was charged.
             use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=100, held_ns=2 * gpu_ns),
-            account=SeatAccount(used_ns=gpu_ns, borrowed_ns=borrowed_ns), driver_percent=None,
+            account=SeatAccount(
+                used_ns=gpu_ns, running_ns=running_ns, borrowed_ns=borrowed_ns
+            ),
+            driver_percent=None,
             read_ns=read_ns,
         )  # fmt: skip
         device = DeviceView("GPU-0", "T4", GI, 0, 0, 0, compute=compute)
@@ -147,6 +155,12 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
     before, after = at(1000, 500, 100), at(3000, 1500, 300)
     assert rates(after, before) == Rates(gpu=0.5, copy=0, held=1.0, borrowed=0.1, lent=0)
+    # What has not ended counts, once.
+    running = at(3000, 500, 100, running_ns=1000)
+    assert rates(running, before) == Rates(gpu=0.5, copy=0, held=0, borrowed=0, lent=0)
+    assert rates(at(4000, 1600, 300), running) == Rates(
+        gpu=0.1, copy=0, held=2.2, borrowed=0.2, lent=0
+    )
     assert rates(after, ShareStatus((), ())) is None  # it was not there
     assert rates(after, at(1000, 500, 100, measured=False)) is None
     assert rates(before, before) is None  # no time has passed
@@ -482,10 +496,44 @@ def test_a_process_that_the_ledger_alone_names_is_shown_and_never_acted_on(
     assert found.ledger
     forged = replace(found, ledger=replace(found.ledger, processes=(named,)))
     ask = driver((member.pid, GI), (stranger.pid, 8 * GI))
-    (share,) = view([forged], ask)
-    assert {each.pid for each in share.processes} == {member.pid, stranger.pid}
+    seen = share_status([forged], ask)
+    (share,) = seen.shares
+    assert {each.pid for each in share.processes} == {member.pid, None}
     assert share.pids == (member.pid,)
     assert (share.devices[0].driver_used, share.overuse) == (GI, "")
+    assert [each.pid for each in seen.outside] == [stranger.pid], "no share can hide it"
+
+
+def test_who_has_the_ledger_mapped_is_a_member_without_any_other_mark(
+    folder: StateFolder, make: Make, hold: Hold
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    with hold(directory) as holder:
+        seen = share_status(current(folder), driver((holder.pid, 3 * GI)))
+    (share,) = seen.shares
+    assert (share.pids, share.is_enforced, seen.outside) == ((holder.pid,), True, ())
+    assert share.devices[0].driver_used == 3 * GI
+
+
+def test_no_ledger_can_have_another_shares_process_suspended(
+    folder: StateFolder, make: Make, hold: Hold, sleeper: Sleeper
+) -> None:
+    share, directory = make("4Gi", name="thief", runner=None)
+    victim = sleeper()
+    with hold(directory):
+        with (directory / "usage").open("r+b") as file:
+            for at, kind, value in (
+                (SLOT_PID_AT, "<i", victim.pid),
+                (SLOT_START_TIME_AT, "<Q", start_time(victim.pid)),
+            ):
+                file.seek(USAGE_SLOTS_AT + at)
+                file.write(struct.pack(kind, value))
+        (found,) = current(folder)
+        assert found.ledger
+        assert [each.pid for each in found.ledger.processes] == [victim.pid]
+        locked = LockedShare(folder, found, share, driver((victim.pid, GI)))
+        with pytest.raises(BusyError, match="cannot be found on this machine"):
+            locked.gpu_users()
 
 
 def test_a_command_line_that_the_ledger_cut_is_shown_whole(

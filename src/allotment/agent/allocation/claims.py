@@ -15,7 +15,7 @@ import msgspec
 from allotment.agent.allocation.orders import again, order_for, share_of
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
-from allotment.model.errors import AllotError, StateError
+from allotment.model.errors import AllotError, IdentityError
 from allotment.model.pods import ContainerKind, Pod
 from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Injection, Share, ShareId
@@ -47,17 +47,17 @@ class ClaimWork(msgspec.Struct, frozen=True):
 def claimants(
     entries: Iterable[CheckpointEntry], resource: str, ids: frozenset[str]
 ) -> tuple[CheckpointEntry, ...]:
-    """Return the containers of one pod that hold exactly these ids. Raises `StateError`."""
+    """Return the containers of one pod that hold exactly these ids. Raises `IdentityError`."""
     claims = tuple(each for each in entries if each.resource == resource and each.ids == ids)
     shown = ", ".join(sorted(ids))
     if not claims:
-        raise StateError(
+        raise IdentityError(
             f"the kubelet's checkpoint has no container that holds {shown} of {resource}",
             hint="the kubelet asks again by itself; if it goes on, delete the pod",
         )
     pods = {each.pod for each in claims}
     if len(pods) > 1:
-        raise StateError(
+        raise IdentityError(
             f"the kubelet's checkpoint gives {shown} of {resource} to several pods:"
             f" {', '.join(sorted(pods))}",
             hint="delete all but one of these pods; the kubelet clears its checkpoint then",
@@ -169,14 +169,14 @@ def _order(
     if share is not None:
         owner = share.owner
         if owner is None or (owner.uid, owner.container) != (entry.pod, entry.container):
-            raise StateError(
+            raise IdentityError(
                 f"share {share.id} belongs to {owner or share.name}, and the kubelet's checkpoint"
                 f" names it for container {entry.container!r} of pod {entry.pod}",
                 hint="delete the pod: its successor gets a new share",
             )
         return again(share, owner)
     if pod is None:
-        raise StateError(
+        raise IdentityError(
             f"the API server has not reported pod {entry.pod} yet, whose container"
             f" {entry.container!r} is starting",
             hint="the kubelet asks again by itself; check that the node's agent reaches the API"

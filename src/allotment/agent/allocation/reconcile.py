@@ -267,7 +267,7 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
 
     Its placement counts, and its request: all of its compute, and without a placement its bytes.
     """
-    if pod is None or share.owner is None or traits_of(share.mode).is_slice:
+    if pod is None or share.owner is None or traits_of(share.mode).fixed_because:
         return ""
     name = share.owner.container
     placed = {

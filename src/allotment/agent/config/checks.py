@@ -24,6 +24,7 @@ from allotment.agent.config.schema import (
     whole_name,
 )
 from allotment.agent.health.xids import parse_action
+from allotment.cost.prices import prices_of
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.modes import has_slices, traits_of
@@ -197,6 +198,11 @@ def _allotment(section: AllotmentSection) -> None:
             f"{shares} shares of a GPU are not possible",
             f"write 1 to {MAX_SHARES}: more cannot take turns on one GPU",
         )
+    if section.metrics is not None:
+        with within(f"{path}.metrics.currency"):
+            prices_of({}, section.metrics.currency or "")
+        with within(f"{path}.metrics.prices"):
+            prices_of(section.metrics.prices or {})
     if section.health is not None:
         _health(section.health, f"{path}.health")
 

@@ -33,6 +33,7 @@ from allotment.agent.config.schema import (
     GfdConfig,
     HealthConfig,
     HealthSection,
+    MetricsSection,
     PluginConfig,
     ReplicatedResource,
     ReplicatedResources,
@@ -43,6 +44,7 @@ from allotment.agent.config.schema import (
     shared_name,
     whole_name,
 )
+from allotment.cost.prices import Prices, prices_of
 from allotment.model.errors import UsageError
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -297,8 +299,14 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         driver_name=(section.dra and section.dra.driver_name) or default.driver_name,
         on_excess=section.on_excess or default.on_excess,
         metric_aliases=tuple((section.metrics and section.metrics.aliases) or ()),
+        has_process_metrics=bool(section.metrics and section.metrics.per_process),
+        prices=_prices(section.metrics or MetricsSection()),
         health=_health(section.health or HealthSection()),
     )
+
+
+def _prices(section: MetricsSection) -> Prices:
+    return prices_of(section.prices or {}, section.currency or "")
 
 
 def _health(section: HealthSection) -> HealthConfig:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from allotment.cost.prices import Prices
 from allotment.model.errors import UsageError
 from allotment.model.modes import EXCLUSIVE, PART_MODES, ModeName, PodMode
 from allotment.model.shares import Excess
@@ -202,6 +203,12 @@ class MetricsSection(_Section, frozen=True, kw_only=True):
 
     aliases: list[AliasName] | None = None
     """The metrics of use also under the names of dcgm-exporter and of HAMi."""
+    per_process: bool | None = None
+    """Metrics of each process, with its PID."""
+    prices: dict[str, float] | None = None
+    """What an hour of a GPU costs, by words of its model's name."""
+    currency: str | None = None
+    """Of the prices."""
 
 
 class AllotmentSection(_Section, frozen=True, kw_only=True):
@@ -349,6 +356,10 @@ class AllotmentConfig(msgspec.Struct, frozen=True, kw_only=True):
     on_excess: Excess = Excess.WARN
     metric_aliases: tuple[AliasName, ...] = ()
     """`metrics.aliases`"""
+    has_process_metrics: bool = False
+    """`metrics.perProcess`"""
+    prices: Prices = msgspec.field(default=Prices())
+    """`metrics.prices` and `metrics.currency`"""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -31,6 +32,7 @@ from allotment.agent.dra.devices import (
     pool_of,
     status_data,
 )
+from allotment.agent.dra.pods import ClaimPods
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
 from allotment.agent.kubelet.proto import dra_pb2 as dra
@@ -57,8 +59,6 @@ from allotment.kube.watching import Signal
 from allotment.model.errors import (
     AllotError,
     NoDevicesError,
-    NotFoundError,
-    StateError,
     UsageError,
 )
 from allotment.model.pods import Owner, PodUid
@@ -66,9 +66,10 @@ from allotment.model.reported import Reported
 from allotment.model.shares import Share
 from allotment.modes import traits_of
 from allotment.shares.cdi import KIND
+from allotment.shares.mode_policy import refusal
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
-from allotment.shares.placing import ShareOrder, why_not_together
+from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
@@ -129,7 +130,15 @@ class ResourceDriver:
         self._name = name
         self._state = state
         self._tenants = tenants
-        self._pods = pods
+        self._users = ClaimPods(
+            api,
+            driver=driver,
+            pool=name,
+            pods=pods,
+            orders=self._orders,
+            retry=self._prepared_now,
+            pod_s=pod_s,
+        )
         self._monitors = monitors
         self._reports = reports
         self._reported = Reported[str]()
@@ -138,7 +147,6 @@ class ResourceDriver:
         self._kubelet = kubelet
         self._look_s = look_s
         self._tell_s = tell_s
-        self._pod_s = pod_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
         self._is_registered = asyncio.Event()
@@ -163,6 +171,7 @@ class ResourceDriver:
             group.create_task(self._end_lost())
             group.create_task(self._write_statuses())
             group.create_task(self._keep_telling())
+            group.create_task(self._users.run())
         raise AssertionError  # neither ends by itself
 
     async def _publish(self) -> NoReturn:
@@ -186,6 +195,7 @@ class ResourceDriver:
         if pool != self._pool:
             self._pool = pool
             self._renewed.notify()
+        self._users.renew((self._pool, frozenset(each.id for each in shares)))
         self._slices.want(pool.slices if is_published else (), node_uid=node.uid)
 
     def _tell_refused(self, error: KubeError) -> None:
@@ -269,6 +279,7 @@ class ResourceDriver:
     ) -> registration.RegistrationStatusResponse:
         if status.plugin_registered:
             self._is_registered.set()
+            self._users.registered()
             _log.info("registered at the kubelet", driver=self._driver)
         else:
             _log.warning("the kubelet refuses the driver", driver=self._driver, why=status.error)
@@ -322,9 +333,17 @@ class ResourceDriver:
 
     # ---- claims ----------------------------------------------------------------------------------
 
-    async def _prepared(self, asked: dra.Claim) -> dra.NodePrepareResourceResponse:
+    async def _prepared_now(self, asked: dra.Claim) -> bool:
+        """Prepare a claim whose preparation failed; return whether it is prepared now."""
+        return not (await self._finish(self._prepared(asked, is_retry=True))).error
+
+    async def _prepared(
+        self, asked: dra.Claim, *, is_retry: bool = False
+    ) -> dra.NodePrepareResourceResponse:
         try:
             async with self._locks.hold(PodUid(asked.uid)):
+                if is_retry and not self._users.is_failed(asked.uid):
+                    return dra.NodePrepareResourceResponse(error="settled meanwhile")
                 claim = await read_claim(
                     self._api,
                     namespace=asked.namespace,
@@ -335,7 +354,10 @@ class ResourceDriver:
                 await self._wait_for(each.device for each in claim.devices)
                 shares = await self._made(claim)
                 monitors = await self._shown(claim)
+                self._users.settled(asked.uid)
         except AllotError as error:
+            if not is_retry:
+                self._users.failed(asked)
             return dra.NodePrepareResourceResponse(error=error.one_line())
         names = {request: f"{KIND}={share.device_name}" for request, share in shares.items()}
         self._statuses.put_nowait((claim, self._prepared_devices(claim, shares)))
@@ -412,6 +434,7 @@ class ResourceDriver:
         uid = PodUid(asked.uid)
         try:
             async with self._locks.hold(uid):
+                self._users.settled(uid)
                 await self._release(uid)
         except AllotError as error:
             return dra.NodeUnprepareResourceResponse(error=error.one_line())
@@ -452,41 +475,6 @@ class ResourceDriver:
                 await self._release(owner.uid)
                 _log.info("ended a claim without its kubelet", claim=str(owner), uid=owner.uid)
 
-    async def _check_users(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
-        """Refuse shares that leave a container without CUDA. Raises `UsageError`, `KubeError`."""
-        waiting = (self._pods.wait_for(each, timeout_s=self._pod_s) for each in claim.pods)
-        known = {claim.name: orders}
-        for pod in filter(None, await asyncio.gather(*waiting)):
-            for container in () if pod.has_ended or pod.is_ending else pod.containers:
-                uses = container.claims
-                if all(each.name != claim.name for each in uses):
-                    continue
-                for name in {each.name for each in uses} - known.keys():
-                    known[name] = await self._orders_beside(claim, name)
-                used = {
-                    order.id: order
-                    for each in uses
-                    for request, order in known[each.name].items()
-                    if each.request in {"", request.partition("/")[0]}
-                }
-                if why := why_not_together([*used.values()]):
-                    raise UsageError(
-                        f"container {container.name} of pod {pod} would have no CUDA: {why}",
-                        hint="claim one part that is large enough, or in one claim parts of"
-                        f" different GPUs (constraint distinctAttribute: {self._driver}/uuid), or"
-                        " use a container for each; then create the pod and its claims again",
-                    )
-
-    async def _orders_beside(self, claim: ResourceClaim, name: str) -> Mapping[str, ShareOrder]:
-        """Return the orders of another claim; none while it has a fault of its own."""
-        try:
-            found = await read_claim(
-                self._api, namespace=claim.namespace, name=name, uid=None, driver=self._driver
-            )
-            return self._orders(found)
-        except (NotFoundError, StateError, UsageError):
-            return {}
-
     def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
         return orders_of(claim, self._pool, node=self._name)
 
@@ -496,12 +484,25 @@ class ResourceDriver:
         await self._end_former(claim, orders.values())
         before = {share.id for share in self._tenants.shares}
         if not before.issuperset(order.id for order in orders.values()):
-            await self._check_users(claim, orders)  # what runs already is not taken back
+            # What runs already is not taken back.
+            self._check_modes(claim, orders)
+            await self._users.check(claim, orders)
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         is_new = before.isdisjoint(order.id for order in orders.values())
         await self._slice_time(claim, orders, is_new=is_new)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
+
+    def _check_modes(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Refuse a claim that tolerates that its GPU is for other modes. Raises `UsageError`."""
+        for request in orders.keys() & claim.tolerant:
+            order = orders[request]
+            for uuid, mode in product(order.devices, order.request.modes):
+                if why := refusal(self._state.mode_policies.get(uuid), mode):
+                    raise UsageError(
+                        f"ResourceClaim {claim}, request {request}: GPU {uuid}: {why}",
+                        hint="a toleration does not change that: remove it from the claim",
+                    )
 
     async def _end_former(self, claim: ResourceClaim, orders: Iterable[ShareOrder]) -> None:
         """End what a claim had from a former allocation, whose release was lost."""

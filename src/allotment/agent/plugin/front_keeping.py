@@ -35,6 +35,7 @@ from allotment.agent.plugin.front import (
 from allotment.agent.plugin.preferred import Links, preferred
 from allotment.agent.plugin.serving import (
     AGENT_SOCKET,
+    ALLOCATED_KEY,
     RESOURCE_KEY,
     OfferedResource,
     SocketServer,
@@ -77,6 +78,8 @@ class Duties(msgspec.Struct, frozen=True, kw_only=True):
     """`sharedDevicesAllocationPolicy` of the configuration in force."""
     modes: Callable[[], Mapping[str, str]] = dict
     """The mode of the shares on each device that has some, by its UUID."""
+    allocated: Callable[[str, frozenset[str], str], None] | None = None
+    """Gets when ids of a resource were given out (`ALLOCATED_KEY`), before `pre_start`."""
 
 
 class FrontKeeping:
@@ -317,6 +320,9 @@ class FrontKeeping:
         # `Tenants` knows the container, and has counted and reported its refusal.
         async with self._answering(context, "prepare_seconds", is_counted=False) as name:
             try:
+                if self._duties.allocated is not None:
+                    metadata = dict(context.invocation_metadata() or ())
+                    self._duties.allocated(name, ids, str(metadata.get(ALLOCATED_KEY, "")))
                 async with asyncio.timeout(_PREPARE_S):
                     await self._duties.pre_start(name, ids)
             except TimeoutError:

@@ -44,6 +44,9 @@ AGENT_SOCKET: Final = "agent.sock"
 """In the state folder: where the agent answers the front."""
 RESOURCE_KEY: Final = "resource"
 """Metadata of a call to the agent: the resource's name."""
+ALLOCATED_KEY: Final = "allocated"
+"""Metadata of `PreStartContainer`, for the pod's trace: when `Allocate` gave out the ids. Begin and
+end in nanoseconds after the epoch."""
 REFUSAL_KEY: Final = "refusal"
 """Metadata of an error that the agent decided: it is final, unlike that of a lost connection."""
 
@@ -183,16 +186,19 @@ class AgentChannel:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def pre_start(self, resource: str, request: Message) -> Message:
+    async def pre_start(self, resource: str, request: Message, *, allocated: str = "") -> Message:
         """Pass on `PreStartContainer`; wait for the agent within the kubelet's limit.
 
-        It may repeat the call. Raises the agent's `grpc.aio.AioRpcError`, or `StateError`.
+        `allocated` is that of `ALLOCATED_KEY`. It may repeat the call. Raises the agent's
+        `grpc.aio.AioRpcError`, or `StateError`.
         """
         deadline = self._clock() + _PREPARE_S
         pause_s = _RETRY_S
         while (left_s := deadline - self._clock()) > 0:
             try:
-                return await self._call(services.PRE_START, resource, request, left_s)
+                return await self._call(
+                    services.PRE_START, resource, request, left_s, (ALLOCATED_KEY, allocated)
+                )
             except grpc.aio.AioRpcError as error:
                 is_refusal = REFUSAL_KEY in dict(error.trailing_metadata() or ())
                 if is_refusal or error.code() not in _ABSENT:
@@ -225,10 +231,18 @@ class AgentChannel:
             return messages.PreferredAllocationResponse()
 
     async def _call(
-        self, method: Method[Any, _Reply], resource: str, request: Message, timeout_s: float
+        self,
+        method: Method[Any, _Reply],
+        resource: str,
+        request: Message,
+        timeout_s: float,
+        *more: tuple[str, str],
     ) -> _Reply:
         return await method.on_aio(self._channel)(
-            request, timeout=timeout_s, metadata=((RESOURCE_KEY, resource),), wait_for_ready=True
+            request,
+            timeout=timeout_s,
+            metadata=((RESOURCE_KEY, resource), *more),
+            wait_for_ready=True,
         )
 
 
@@ -312,6 +326,8 @@ class ResourceServer:
         self._clock: Final = clock
         self._resource = resource
         self._is_withdrawn = False
+        self._allocated: dict[str, str] = {}
+        """`ALLOCATED_KEY` of each container that has not started, by its first id."""
         self._changed = asyncio.Event()
         self._watchers = 0
         self._is_ending = False
@@ -402,9 +418,11 @@ class ResourceServer:
         self, request: messages.AllocateRequest, context: Context
     ) -> messages.AllocateResponse:
         response = messages.AllocateResponse()
+        began_ns = time.time_ns()
         try:
             for each in request.container_requests:
                 response.container_responses.append(self._resource.answer(each.devices_ids))
+                self._allocated[min(each.devices_ids, default="")] = f"{began_ns}-{time.time_ns()}"
         except AllotError as error:
             await refuse(error, context)
         return response
@@ -413,7 +431,10 @@ class ResourceServer:
         self, request: messages.PreStartContainerRequest, context: Context
     ) -> Message:
         try:
-            return await self._agent.pre_start(self._resource.name, request)
+            first = min(request.devices_ids, default="")
+            return await self._agent.pre_start(
+                self._resource.name, request, allocated=self._allocated.pop(first, "")
+            )
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
         except AllotError as error:

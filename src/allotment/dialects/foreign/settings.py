@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from allotment.dialects.foreign.aliyun import AliyunDialect
+from allotment.dialects.foreign.aliyun import AliyunDialect, AliyunSettings
 from allotment.dialects.foreign.base import ForeignDialect
 from allotment.dialects.foreign.deepomatic import DeepomaticDialect
 from allotment.dialects.foreign.hami import IGNORED, HamiDialect, HamiSettings
@@ -83,6 +83,12 @@ def foreign_dialects(settings: DialectSettings | None = None) -> tuple[ForeignDi
             section = settings.sections.get(dialect.name)
             made.append(make(section) if dialect.settings_type else make())
     return tuple(made)
+
+
+def memory_unit(settings: DialectSettings) -> str:
+    """The unit in which Aliyun's pods ask for memory: `GiB` or `MiB`."""
+    section = settings.sections.get(AliyunDialect.name)
+    return section.memory_unit if isinstance(section, AliyunSettings) else "GiB"
 
 
 def mig_groups_of(settings: DialectSettings) -> Mapping[str, tuple[MigModelGroups, ...]]:

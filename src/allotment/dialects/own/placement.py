@@ -252,7 +252,8 @@ def _by_place(container: PlacedContainer) -> tuple[int, str]:
 
 def _written(container: PlacedContainer) -> _Container:
     memories = tuple(each.memory for each in container.devices)
-    is_same = len(set(memories)) == 1
+    # A container that has whole GPUs asks for less at times: nodes hold `memory` to its request.
+    is_same = len(set(memories)) == 1 and not traits_of(container.mode).is_exclusive
     guarantees = tuple(each.guarantee for each in container.devices)
     is_alike = len(set(guarantees)) == 1
     slices = tuple(each.slice for each in container.devices if each.slice is not None)

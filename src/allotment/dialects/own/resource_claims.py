@@ -123,6 +123,8 @@ class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """The class's first: later ones win."""
     capacities: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """The capacities that each request names, by `REQUEST` or `REQUEST/ALTERNATIVE`."""
+    tolerant: frozenset[str] = frozenset()
+    """Requests that tolerate taints of devices, likewise."""
     version: str = ""
     """As it was read: the server refuses a status for another one."""
     reported: tuple[Mapping[str, Any], ...] = ()

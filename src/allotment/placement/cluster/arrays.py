@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.mig import MigLayout, MigRequest
+from allotment.model.mig import MigRequest
 from allotment.model.modes import SOFT, has_slices, traits_of
 from allotment.placement.cluster.numbers import NO_ROOM, Numbers, Rooms, RoomValue
 from allotment.placement.mig.cuts import NOTHING, Cuts
+from allotment.placement.views import DeviceRoom
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -58,25 +59,6 @@ class PodShape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     def size(self) -> int:
         """Its part of the time of all its devices together; whole devices if exclusive."""
         return self.count * (WHOLE if traits_of(self.mode).is_exclusive else self.guarantee)
-
-
-class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """What one more share can use of a device."""
-
-    model: str
-    memory: int
-    """Bytes available to shares in total."""
-    free: int = WHOLE
-    kept: int = 0
-    """Time that is not guaranteed, beyond `free`: for shares without a compute request."""
-    free_memory: int
-    shares: int = 0
-    modes: frozenset[str] = frozenset({SOFT})
-    """Modes in which it takes one more share now: offered there, not blocked by other shares, with
-    a free seat. Empty: none, because it is unhealthy, lost or cordoned."""
-    numa_node: int | None = None
-    layout: MigLayout | None = None
-    """Its MIG layout, if it takes one more slice."""
 
 
 class _Answer(msgspec.Struct):

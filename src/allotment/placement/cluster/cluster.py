@@ -37,6 +37,20 @@ class ModelTotals(NamedTuple):
     guarantee: int = 0
     guarantee_allocated: int = 0
     guarantee_fragmented: int = 0
+    idle: int = 0
+    """Healthy devices without a share."""
+    whole: int = 0
+    """Devices that one share has alone."""
+    shares: int = 0
+    slices: int = 0
+    """MIG slices of pods."""
+
+
+class NodeTotals(NamedTuple):
+    """The same by node, in one step: `sums` has a row for each of `names`."""
+
+    names: list[str]
+    sums: IntArray
 
 
 class Totals:
@@ -50,6 +64,13 @@ class Totals:
 
     def by_model(self) -> dict[str, ModelTotals]:
         return {model: ModelTotals(*sums.tolist()) for model, sums in sorted(self._models.items())}
+
+    def by_node(self) -> NodeTotals:
+        names, counted = list(self._counted), list(self._counted.values())
+        ends = np.cumsum([len(each) for each in counted], dtype=np.int64)
+        until = np.vstack([_no_totals(1), np.cumsum(np.concatenate(counted or [_no_totals(0)]), 0)])
+        sums: IntArray = until[ends] - until[np.concatenate([[0], ends[:-1]]).astype(np.int64)]
+        return NodeTotals(names, sums)
 
     def put(self, node: Node) -> None:
         self._counted[node.inventory.name] = _no_totals(len(node.inventory.devices))
@@ -90,6 +111,10 @@ def _totals_of(device: NodeDevice, load: Load) -> ModelTotals:
         guarantee=device.guarantee,
         guarantee_allocated=guaranteed,
         guarantee_fragmented=device.guarantee - guaranteed if is_broken else 0,
+        idle=not is_broken,
+        whole=whole and load.shares > 0,
+        shares=load.shares,
+        slices=sum(load.slices.values()),
     )
 
 
@@ -206,6 +231,9 @@ class Cluster(ClusterIndex):
 
     def totals(self) -> dict[str, ModelTotals]:
         return self._totals.by_model()
+
+    def totals_by_node(self) -> NodeTotals:
+        return self._totals.by_node()
 
     def reported_twice(self) -> dict[str, frozenset[str]]:
         """Devices reported by several nodes, by UUID, with these nodes.

@@ -32,6 +32,7 @@ from allotment.placement.judge import in_each_mode
 from allotment.placement.nodes import Node, SearchCache, SearchResult
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import Policy, make
+from allotment.placement.policies.fragmentation import Fragmentation, PackingValues
 from allotment.placement.search import MOST_EFFORT
 from allotment.placement.selections import Effort
 
@@ -111,6 +112,13 @@ class ClusterIndex:
         return [
             self.policies[name].costs(self.arrays, kind) for name in chosen or self._node_policies
         ]
+
+    def standing(self) -> PackingValues | None:
+        """What is free, as `fragmentation` values it; None: nodes are not chosen by that policy."""
+        policy = self.policies.get(Fragmentation.name)
+        if not isinstance(policy, Fragmentation) or policy.name not in self._node_policies:
+            return None
+        return policy.standing(self.arrays)
 
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool

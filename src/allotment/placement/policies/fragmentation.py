@@ -8,7 +8,7 @@ slots are cheapest. docs/concepts has the reasons.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -279,6 +279,21 @@ _MOST_BYTES = 192 * 2**20
 """Most cached losses, by kind; the least recently used goes first."""
 
 
+class PackingValues(NamedTuple):
+    """What is free, as the policy values it at present."""
+
+    kinds: tuple[PodShape, ...]
+    """Typical kinds, the most frequent first."""
+    frequencies: FloatArray
+    """By kind, as are the following two."""
+    slots: FloatArray
+    """On all nodes together."""
+    prices: FloatArray
+    """Of one slot."""
+    values: FloatArray
+    """By row: the price of all its slots, which is the cost of taking all that is free there."""
+
+
 class Fragmentation:
     """Takes least from pods that may still come; ties to the first node by name."""
 
@@ -313,6 +328,23 @@ class Fragmentation:
             return self._fallback.costs(arrays, kind, rows)
         costs = losses.costs(self._prices_now())
         return costs if rows is None else costs[rows]
+
+    def standing(self, arrays: Arrays) -> PackingValues | None:
+        """None before the first typical kind."""
+        ledger = self._current(arrays)
+        if not self._kinds:
+            return None
+        if ledger.renew():
+            self._prices = None
+        prices = self._prices_now()
+        order = np.argsort(-self._counts, kind="stable")
+        return PackingValues(
+            kinds=tuple(self._kinds[place] for place in order.tolist()),
+            frequencies=self._counts[order] / self._counts.sum(),
+            slots=ledger.total[order],
+            prices=prices[order],
+            values=ledger.slots @ prices,
+        )
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
         """Devices of the best choice, then of the next one; then the fullest first.

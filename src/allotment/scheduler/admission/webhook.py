@@ -7,6 +7,7 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ import msgspec
 
 from allotment.dialects import asks_of
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER, ForeignDialect, Translation
+from allotment.dialects.foreign.parsing import is_asked
 from allotment.dialects.foreign.translate import (
     Changes,
     applied,
@@ -59,6 +61,10 @@ from allotment.scheduler.core.quota import QuotaBook
 PATH: Final = "/webhook/pods"
 """The API server posts reviews to this path."""
 
+REVIEWED: Final = "webhook.allotment.dev/reviewed"
+"""When this webhook reviewed the pod, for its trace: an annotation in the same answer, and only
+with traces. Begin and end in microseconds after the epoch."""
+
 _MIRROR = "kubernetes.io/config.mirror"
 _NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
@@ -67,6 +73,8 @@ _MOST_PASSED_OVER = 1000
 _MOST_WORK = 256 << 10
 """Characters of annotations, times containers: this takes a tenth of a second."""
 _FORBIDDEN, _INVALID = 403, 422
+_US = 1000
+_LONGEST_TIME = 16
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -101,6 +109,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     ignored_namespaces: frozenset[str] = frozenset({"kube-system"})
     """In addition to namespaces with the label."""
     defaults: Defaults = msgspec.field(default=Defaults())
+    notes_times: bool = False
+    """Pods get the annotation `REVIEWED`."""
 
 
 class PodWebhook:
@@ -140,11 +150,12 @@ class PodWebhook:
             return self._resized(request)
         if request.operation != "CREATE" or not request.is_of_pods:
             return ReviewAnswer()
+        began_ns = time.time_ns()
         try:
             draft = read_pod(request.object, namespace=request.namespace)
             if self._is_left_alone(draft.pod, request.user_info):
                 return ReviewAnswer()
-            return self._answer(draft)
+            return self._answer(draft, began_ns)
         except UsageError as error:
             return ReviewAnswer(refusal=error.one_line(), code=_INVALID, reason="Invalid")
         except _ForbiddenError as error:
@@ -182,7 +193,7 @@ class PodWebhook:
             pod.labels.get(label) == IGNORE for label in IGNORE_LABELS
         )
 
-    def _answer(self, draft: PodPatch) -> ReviewAnswer:
+    def _answer(self, draft: PodPatch, began_ns: int) -> ReviewAnswer:
         pod = draft.pod
         self._check_work(pod)
         change, translation = self._change(pod)
@@ -205,6 +216,11 @@ class PodWebhook:
             change = replace(change, scheduler=self._scheduler_of(pod))
             warnings += self._told(pod, change)
             warnings += _without_compute(pod, wanted)
+            if self._settings.notes_times:
+                times = {REVIEWED: f"{began_ns // _US}-{time.time_ns() // _US}"}
+                changes = change.changes
+                changes = replace(changes, annotations={**changes.annotations, **times})
+                change = replace(change, changes=changes)
         return ReviewAnswer(steps=tuple(draft.steps(change)), warnings=tuple(warnings))
 
     def _check_work(self, pod: ForeignPod) -> None:
@@ -253,13 +269,20 @@ class PodWebhook:
             raise _ForbiddenError(f"pod {need}: {rejection.text}; hint: {rejection.hint}")
 
     def _check_translated(self, pod: ForeignPod) -> None:
-        """Accept a translated pod only if it has not changed since."""
+        """Accept a translated pod only if it has not changed since.
+
+        Its author can compute the digest, too. So nothing may be left to translate.
+        """
         digest = pod.annotations.get(TRANSLATED)
         dialect = pod.annotations.get(DIALECT)
-        if digest is not None and dialect is not None and digest == self._digest(pod):
+        left = self._untranslated(pod)
+        is_same = digest is not None and dialect is not None and digest == self._digest(pod)
+        if is_same and not left:
             return
         title = self._titles.get(dialect or "", "another")
-        if digest is None or dialect is None:
+        if is_same:
+            problem = f"it has {DIALECT}, and was not translated: it asks for {', '.join(left)}"
+        elif digest is None or dialect is None:
             problem = f"it has the annotation {DIALECT if digest is None else TRANSLATED}, which"
             problem += " only Allotment's webhook writes"
         else:
@@ -277,6 +300,13 @@ class PodWebhook:
         hint = f"remove {', '.join([TRANSLATED, *ours, *records, *resources])}, and it is"
         hint += " translated again"
         raise UsageError(f"pod {pod}: {problem}", hint=f"{hint}; restore removed resources")
+
+    def _untranslated(self, pod: ForeignPod) -> list[str]:
+        """Return the resources that a translation would have removed."""
+        bare = replace(pod, annotations={}, labels={}, scheduler="")
+        moving = (dialect for dialect in self._dialects if not dialect.stays(bare))
+        keys = {key for dialect in moving for key in dialect.recognises(bare)}
+        return sorted(key for key in keys if is_asked(bare, key))
 
     def _defaulted(self, pod: ForeignPod) -> Mapping[str, Mapping[str, str | None]]:
         added_limits: dict[str, Mapping[str, str | None]] = {}
@@ -371,6 +401,16 @@ class PodWebhook:
             ],
         }
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
+
+
+def review_times(written: str) -> tuple[int, int] | None:
+    """Return begin and end of a review in nanoseconds, by the annotation `REVIEWED`."""
+    texts = written.split("-")
+    if len(texts) != 2 or not all(  # noqa: PLR2004 - begin and end
+        text.isascii() and text.isdecimal() and len(text) <= _LONGEST_TIME for text in texts
+    ):
+        return None
+    return int(texts[0]) * _US, int(texts[1]) * _US
 
 
 def _check_resize(pod: Pod) -> None:

@@ -270,7 +270,7 @@ class Book(Reservations):
                     hint = "create the pod again with other amounts"
                     text = f"container {container.name!r} has mode {container.mode}: {why}"
                     return refuse(Reason.RESIZE, text, hint=hint)
-                if traits_of(container.mode).is_slice:
+                if traits_of(container.mode).fixed_because:
                     devices.append(device)
                     continue
                 guarantee = request.compute.guarantee

@@ -24,6 +24,7 @@ from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.nominations import Nominations
 from allotment.scheduler.core.quota import QuotaBook
 from allotment.scheduler.core.reservations import HELD
+from allotment.scheduler.core.wait_reasons import WaitReasons
 from allotment.scheduler.core.waiting import WaitingPods
 
 
@@ -145,6 +146,14 @@ class KnownClaims:
         for uid in self._by_node.get(node.name, ()):
             yield uid, claim_booking(self._claims[uid], node)
 
+    def counts(self) -> tuple[int, dict[str, int]]:
+        """Return how many claims wait, and how many are allocated by node."""
+        by_node = {name: len(claims) for name, claims in self._by_node.items()}
+        return len(self._claims) - sum(by_node.values()), by_node
+
+    def get(self, uid: PodUid) -> ResourceClaim | None:
+        return self._claims.get(uid)
+
     def wanted(self, namespace: str, names: Collection[str]) -> tuple[WantedContainer, ...]:
         """Return what a pod with these claims will take; empty: unknown, or decided already."""
         uids = [self._by_name.get((namespace, name)) for name in names]
@@ -194,6 +203,7 @@ class ClusterEventHandler:
         nominations: Nominations | None = None,
         waiting: WaitingPods | None = None,
         warnings: TranslationWarnings | None = None,
+        waits: WaitReasons | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without `take_over`, pods of other systems do not count."""
@@ -203,6 +213,7 @@ class ClusterEventHandler:
         self._nominations = nominations
         self._waiting = waiting
         self._warnings = warnings
+        self.waits = waits or WaitReasons()
         self._clock = clock
         self.claims = KnownClaims()
         self.unplaced: set[PodUid] = set()
@@ -213,6 +224,7 @@ class ClusterEventHandler:
         if self._warnings is not None:
             self._warnings.put(pod)
         self._watch_unplaced(pod)
+        self.waits.put(pod)
         self._book.pod_put(self._take_over.put(pod), now=self._clock())
         if pod.asks is None:
             self._forget(pod.uid)
@@ -238,6 +250,7 @@ class ClusterEventHandler:
         if self._waiting is not None:
             self._waiting.gone(uid)
         self.unplaced.discard(uid)
+        self.waits.gone(uid)
         self._take_over.gone(uid)
         self._forget(uid)
         self._book.pod_gone(uid)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import add, sub
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -63,10 +63,24 @@ OWN_UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
 _OWN_REQUESTS: Final = frozenset(f"requests.{each}" for each in OWN_UNITS)
 
 
+class QuotaUse(NamedTuple):
+    """The use of one limit by bound pods. Bytes, basis points or GPUs, by `measure`."""
+
+    namespace: str
+    quota: str
+    key: str
+    """As in the quota: `requests.allotment.dev/gpu-memory`."""
+    measure: str
+    used: int
+    hard: int
+
+
 class _Limit(msgspec.Struct, frozen=True):
     """One entry of one quota."""
 
     quota: str
+    name: str
+    """The quota's, without its namespace."""
     key: str
     unit: Unit
     hard: int
@@ -197,13 +211,23 @@ class QuotaBook:
         tally = self._tallies.get(need.namespace, _NO_TALLY)
         return _refusal(limits, charge_of(need, dialect=dialect), tally.every)
 
-    def usage(self, namespace: str) -> Mapping[str, tuple[int, int]]:
-        """Return (used, hard) of each limit of a namespace, by `quota name`."""
+    def usage(self, namespace: str) -> list[QuotaUse]:
         tally = self._tallies.get(namespace, _NO_TALLY)
-        return {
-            f"{each.quota} {each.key}": (each.amount(tally.bound), each.hard)
+        return [
+            QuotaUse(
+                namespace=namespace,
+                quota=each.name,
+                key=each.key,
+                measure=each.unit.measure,
+                used=each.amount(tally.bound),
+                hard=each.hard,
+            )
             for each in self._limits.get(namespace, ())
-        }
+        ]
+
+    def bound(self) -> dict[str, Charge]:
+        """Return what the bound pods of each namespace have, by measure."""
+        return {name: Charge(tally.bound) for name, tally in self._tallies.items() if tally.bound}
 
     def is_limited(self, namespace: str) -> bool:
         return bool(self._limits.get(namespace))
@@ -250,7 +274,7 @@ class QuotaBook:
                 # The author meant a limit: to ignore it would be the worse mistake.
                 problems.append(f"{quota}: {key}: {error.message}; treated as 0")
                 hard = 0
-            yield _Limit(str(quota), key, unit, hard)
+            yield _Limit(str(quota), quota.name, key, unit, hard)
 
 
 _NO_TALLY: Final = _Tally()
@@ -276,16 +300,18 @@ def charge_of(need: PodNeed, *, booking: PodBooking | None = None, dialect: str 
 def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
     """Return what one container counts as, without its slices."""
     charge = Charge()
+    modes = request.modes if placed is None else (placed.mode,)
+    is_whole = all(traits_of(mode).is_exclusive for mode in modes)
     if placed is None:
         charge[DEVICES] = request.count
-        charge[COMPUTE] = request.compute.guarantee * request.count
-        if request.memory.size_bytes is not None:
+        charge[COMPUTE] = (_WHOLE if is_whole else request.compute.guarantee) * request.count
+        if request.memory.size_bytes is not None and not is_whole:
             charge[MEMORY] = request.memory.size_bytes * request.count
     elif not traits_of(placed.mode).is_slice:
         charge[DEVICES] = len(placed.devices)
         charge[MEMORY] = sum(device.memory for device in placed.devices)
         charge[COMPUTE] = sum(device.guarantee for device in placed.devices)
-    part = points_of(request.memory)
+    part = _WHOLE if is_whole else points_of(request.memory)
     if placed is not None and placed.part is not None:
         part = placed.part
     if part:

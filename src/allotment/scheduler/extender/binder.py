@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
@@ -323,6 +323,31 @@ class Binder:
             return self._book.needs.of(pod) != need
         except UsageError:
             return True
+
+
+class TracedBindings:
+    """Passes binds on, and measures each request as a part of its pod's trace."""
+
+    def __init__(
+        self,
+        api: ApiBindings,
+        measure: Callable[[str], AbstractContextManager[Callable[[str], None]]],
+    ) -> None:
+        """`measure` gets the span's name."""
+        self._api = api
+        self._measure = measure
+
+    async def bind(self, binding: Binding) -> None:
+        """Raises `KubeError`."""
+        with self._measure("bind: request to the API server") as ended:
+            try:
+                await self._api.bind(binding)
+            except KubeError as error:
+                ended(error.message)
+                raise
+
+    async def read(self, *, uid: PodUid, namespace: str, name: str) -> ClusterPod | None:
+        return await self._api.read(uid=uid, namespace=namespace, name=name)
 
 
 class TimedBindings:

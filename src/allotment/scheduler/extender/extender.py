@@ -10,7 +10,7 @@ plugins can add, because equal scores are drawn by chance, which undoes packing
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, Protocol
 
 from allotment.kube.cluster_feed import to_cluster_pod
@@ -21,8 +21,15 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.pods import PodUid
 from allotment.model.structs import replace
-from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped
+from allotment.placement.explain import Refusal, RefusalGroup, grouped
 from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.wait_reasons import (
+    HOPELESS,
+    PLACED,
+    REQUEST,
+    WaitReasons,
+    reason_of,
+)
 from allotment.scheduler.extender import wire
 from allotment.scheduler.extender.binder import CHANGED, Binder, BindOutcome
 from allotment.scheduler.extender.compat_annotations import ResultAnnotations
@@ -31,19 +38,6 @@ STEP: Final = 1000
 """Between ranks. kube-scheduler multiplies it by ten; its plugins give at most a hundred times the
 sum of their weights (13 by default)."""
 
-_HOPELESS: Final = frozenset(
-    {
-        Reason.UNKNOWN_NODE,
-        Reason.NO_GPU,
-        Reason.TOO_FEW_GPUS,
-        Reason.MODEL,
-        Reason.UUID,
-        Reason.MODE,
-        Reason.MIG_PROFILE,
-        Reason.PROBLEM,
-    }
-)
-"""A pod does not fit on such a node even without other pods: preemption is useless."""
 _MOST_TEXTS: Final = 12
 """kube-scheduler truncates messages with one part per node."""
 _TOO_MANY: Final = "it does not fit either"
@@ -64,6 +58,29 @@ class ExtenderObserver(Protocol):
     def bound(self, need: PodNeed, booking: PodBooking | None) -> None: ...
 
     def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None: ...
+
+
+class ExtenderTraces(Protocol):
+    """Receives when requests about GPU pods began, for their traces."""
+
+    def filtered(
+        self,
+        pod: ClusterPod,
+        annotations: Mapping[str, str],
+        *,
+        began_ns: int,
+        nodes: int,
+        fitting: int,
+        refusal: str,
+    ) -> None:
+        """Nodes were chosen. `began_ns`: after the epoch. `refusal`: why no node fits."""
+
+    def binding(self, pod: PodNeed, node: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Measure a bind; the callable gets why the pod is not bound."""
+        ...
+
+
+def _ignore(_problem: str) -> None: ...
 
 
 def _no_claims(_namespace: str, _names: Collection[str]) -> tuple[WantedContainer, ...]:
@@ -87,11 +104,14 @@ class Extender:
         receipts: ResultAnnotations | None = None,
         tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         claims: Callable[[str, Collection[str]], tuple[WantedContainer, ...]] = _no_claims,
+        waits: WaitReasons | None = None,
+        traces: ExtenderTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tried` gets each pod that filter was asked about, and the nodes, after the choice.
 
-        `claims` returns what a pod with claims of these names in a namespace will take.
+        `claims` returns what a pod with claims of these names in a namespace will take. `waits`
+        gets the reason of each answer.
         """
         self._book = book
         self._binder = binder
@@ -101,10 +121,13 @@ class Extender:
         self._receipts = receipts
         self._tried = tried
         self._claims = claims
+        self._waits = waits or WaitReasons()
+        self._traces = traces
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
         self._check()
+        began_ns = time.time_ns() if self._traces is not None else 0
         sent, asked = wire.read_filter(body)
         # Other fields of the body are not trusted: any client that reaches the port can write them.
         reported = self._pods(sent.metadata.uid)
@@ -117,6 +140,7 @@ class Extender:
             need = self._book.needs.of(pod)
         except UsageError as error:
             text = error.one_line()
+            self._waits.because(pod.uid, REQUEST)
             if observer is not None:
                 observer.refused(pod, text, is_mistaken=True)
             return wire.encode(wire.no_nodes(asked, text))
@@ -129,12 +153,26 @@ class Extender:
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
             self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)
-        if not choice.best and asked:
+        refusal = ""
+        if choice.best:
+            self._waits.because(need.uid, PLACED)
+        elif asked:
             groups = _groups(choice.refused)
+            self._waits.because(need.uid, reason_of(groups))
             result.failed_nodes, result.failed_and_unresolvable_nodes = _by_node(groups)
             if observer is not None:
+                refusal = _summary(groups)
                 observer.rejected(_by_reason(groups))
-                observer.refused(pod, _summary(groups), is_mistaken=False)
+                observer.refused(pod, refusal, is_mistaken=False)
+        if self._traces is not None and reported is not None:
+            self._traces.filtered(
+                pod,
+                sent.metadata.annotations or {},
+                began_ns=began_ns,
+                nodes=len(asked),
+                fitting=len(choice.best),
+                refusal=refusal,
+            )
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
@@ -194,14 +232,22 @@ class Extender:
         if chosen_for is not None and chosen_for != need:
             outcome = BindOutcome(CHANGED)
         else:
-            outcome = await self._binder.bind(need, arguments.node, version=pod.version)
+            outcome = await self._bind(need, arguments.node, version=pod.version)
         if outcome.problem:
             self._observer.unbound(need, arguments.node, outcome.problem)
             if outcome.reason:
                 self._observer.rejected({outcome.reason: 1})
+                self._waits.because(need.uid, outcome.reason)
         else:
             self._observer.bound(need, self._book.booking(pod.uid))
         return _unbound(outcome.problem)
+
+    async def _bind(self, need: PodNeed, node: str, *, version: str) -> BindOutcome:
+        traces = self._traces
+        with nullcontext(_ignore) if traces is None else traces.binding(need, node) as ended:
+            outcome = await self._binder.bind(need, node, version=version)
+            ended(outcome.problem)
+        return outcome
 
     def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
         """Return where a pod's CPU and memory cost GPU pods least: nodes without GPUs, if any.
@@ -245,7 +291,7 @@ def _by_node(groups: Sequence[RefusalGroup]) -> tuple[dict[str, str], dict[str, 
     hopeless: dict[str, str] = {}
     for number, group in enumerate(groups):
         text = group.text.replace(" %", " percent") if number < _MOST_TEXTS else _TOO_MANY
-        target = hopeless if group.reason in _HOPELESS else failed
+        target = hopeless if group.reason in HOPELESS else failed
         target.update(dict.fromkeys(group.nodes, text))
     return failed, hopeless
 

@@ -184,7 +184,7 @@ def run(session: RunSession) -> NoReturn:
     injection = _injection(session)
     folder = StateFolder.at(session.state)
     if injection is Injection.ENVIRONMENT:
-        check_listable(folder, blanks=True)
+        check_loadable(folder, blanks=True)
     machine, inventory = local_inventory(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
@@ -240,7 +240,7 @@ def run(session: RunSession) -> NoReturn:
                 except PrerequisiteError as error:
                     if session.inject != "auto" or user:
                         raise
-                    check_listable(folder, blanks=True)
+                    check_loadable(folder, blanks=True)
                     _warn(f"{error}; the limit goes by the environment instead")
                     share = replace(share, injection=Injection.ENVIRONMENT)
                     write_record(directory, share)
@@ -413,12 +413,19 @@ class _SuspensionNotice(msgspec.Struct):
                 os.write(2, line.encode())
 
 
-def check_listable(folder: StateFolder, *, blanks: bool) -> None:
-    """Raise `StateError` if the loader would split the folder's path.
+def check_loadable(folder: StateFolder, *, blanks: bool) -> None:
+    """Raise `StateError` if the loader would split the folder's path, or may not load from it.
 
-    It would then find none of our libraries, and run the program without its limit. `blanks`:
+    It would then load none of our libraries, and run the program without its limit. `blanks`:
     LD_PRELOAD, which is split at blanks too.
     """
+    present = next(each for each in (folder.root, *folder.root.parents) if each.exists())
+    if os.statvfs(present).f_flag & os.ST_NOEXEC:
+        raise StateError(
+            f"{folder.root} is on a file system mounted noexec: programs cannot load the shim",
+            hint="choose another folder with --state or ALLOTMENT_STATE, or use --inject namespace"
+            " (as root), whose mounts have no such option",
+        )
     text = str(folder.root)
     splitting = sorted(
         {

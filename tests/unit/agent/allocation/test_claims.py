@@ -12,7 +12,7 @@ from allotment.agent.allocation.claims import claimants, needs_pod, starts_of, s
 from allotment.agent.allocation.orders import share_of
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
-from allotment.model.errors import StateError
+from allotment.model.errors import IdentityError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
@@ -73,13 +73,13 @@ def test_all_containers_of_the_pod_with_just_these_ids() -> None:
 
 
 def test_nobody_holds_them() -> None:
-    with pytest.raises(StateError, match="has no container that holds share::0"):
+    with pytest.raises(IdentityError, match="has no container that holds share::0"):
         claimants([], GPU_SHARE, IDS)
 
 
 def test_of_several_pods_none_is_guessed() -> None:
     table = [entry("main", "a"), entry("main", "b", pod="uid-2")]
-    with pytest.raises(StateError, match="to several pods: uid-1, uid-2") as refused:
+    with pytest.raises(IdentityError, match="to several pods: uid-1, uid-2") as refused:
         claimants(table, GPU_SHARE, IDS)
     assert refused.value.hint
 
@@ -96,7 +96,7 @@ def test_the_pod_need_not_be_known_where_all_is_there() -> None:
 
 
 def test_an_unknown_pod_is_waited_for() -> None:
-    with pytest.raises(StateError, match="has not reported pod uid-1 yet"):
+    with pytest.raises(IdentityError, match="has not reported pod uid-1 yet"):
         work_for(None, (entry("main", "a"),), OFFER, {}, is_repeated=False)
 
 
@@ -142,7 +142,7 @@ def test_large_ones_first_so_that_small_ones_can_use_their_place() -> None:
 
 def test_an_id_is_of_one_container_for_ever() -> None:
     shares = {ShareId("a"): share("a", "main", pod="uid-2")}
-    with pytest.raises(StateError, match=r"share a belongs to team/train/main"):
+    with pytest.raises(IdentityError, match=r"share a belongs to team/train/main"):
         work_for(
             pod(container("main", REGULAR)), (entry("main", "a"),), OFFER, shares, is_repeated=False
         )
@@ -172,7 +172,7 @@ def test_only_who_cannot_start_by_mistake_may_be_left_without(injection: Injecti
     shares = {ShareId("s"): share("s", "side", kind=SIDECAR)}
     if injection is not Injection.CDI:
         assert needs_pod(claims, shares)
-        with pytest.raises(StateError, match="has not reported pod uid-1 yet"):
+        with pytest.raises(IdentityError, match="has not reported pod uid-1 yet"):
             work_for(None, claims, OFFER, shares, is_repeated=False)
         return
     assert not needs_pod(claims, shares)

@@ -16,6 +16,7 @@ from allotment.agent.config.schema import (
     ReplicatedResource,
     ResourcePattern,
 )
+from allotment.cost.prices import Prices
 from allotment.model.errors import UsageError
 
 LAID = [each for each in NVIDIA_OPTIONS if each.key is not None]
@@ -274,7 +275,9 @@ def test_our_section() -> None:
         allotment:
           sharesPerDevice: 4
           dra: {driverName: gpu.nvidia.com}
-          metrics: {aliases: [hami, dcgm]}
+          metrics:
+            {aliases: [hami, dcgm], perProcess: true, currency: EUR,
+             prices: {A100-80gb: 2.5, a100: 1}}
           devices: [{match: {index: [0]}, mode: soft}, {mode: timeslice, timeSlice: long}]
           health:
             {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
@@ -285,7 +288,11 @@ def test_our_section() -> None:
     assert config.shares_per_device == 4
     assert config.driver_name == "gpu.nvidia.com"
     assert config.metric_aliases == ("hami", "dcgm")
+    assert config.prices == Prices((("a100-80gb", 2_500_000), ("a100", 1_000_000)), "EUR")
     assert load("version: v1", source="f").allotment.metric_aliases == ()
+    assert load("version: v1", source="f").allotment.prices == Prices()
+    assert config.has_process_metrics
+    assert not load("version: v1", source="f").allotment.has_process_metrics
     assert load("version: v1", source="f").allotment.driver_name == "gpu.allotment.dev"
     assert config.health.xid_actions == ((13, "ignore"), (79, "reset-gpu"))
     assert not config.health.auto_recover

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of claims that would leave a container without CUDA: refused before it starts."""
+"""Claims that are allocated and get no share: a container has no CUDA, or its GPU is kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpus import gpu
 
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
 from allotment.model.structs import replace
+from allotment.shares.mode_policy import ModePolicy
 
 OTHER = gpu(1)
 POD = PodUid("p1")
@@ -138,5 +139,24 @@ def test_a_pod_that_is_not_reported_refuses_no_claim(folder: Path) -> None:
     async def story() -> None:
         async with serving(folder, used(of_pair("gpu-0"))) as scene:
             assert (await scene.prepare()).error == ""
+
+    asyncio.run(story())
+
+
+def test_a_toleration_gives_no_part_of_a_gpu_that_is_kept_for_other_modes(folder: Path) -> None:
+    asked = {"deviceClassName": "share.allotment.dev", "tolerations": [{"operator": "Exists"}]}
+    tolerant = claim(result(), requests=[{"name": "gpu", "exactly": asked}])
+
+    async def story() -> None:
+        async with serving(folder, tolerant) as scene:
+            scene.state.mode_policies = {DEVICE.uuid: ModePolicy(("mig",))}
+            error = (await scene.prepare()).error
+            assert "request gpu" in error
+            assert "mig by `allot devices set-mode`" in error
+            assert not scene.shares.orders
+            scene.claim = claim(result())  # it was allocated before
+            assert not (await scene.prepare()).error
+            scene.claim = tolerant  # what has its share keeps it
+            assert not (await scene.prepare()).error
 
     asyncio.run(story())

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 import grpc
-import podresources_pb2 as messages
 import pytest
-from podresources import GET_POD, LIST_ALLOCATABLE, LIST_PODS, Held, PodResources
+from podresources import GET_POD, LIST_ALLOCATABLE, PodResources
 
+from allotment.agent.kubelet import podresources
+from allotment.agent.kubelet.podresources import LIST_PODS, Held, HeldClaim
+from allotment.agent.kubelet.proto import podresources_pb2 as messages
 from allotment.agent.kubelet.services import handlers
 from allotment.model.errors import NotFoundError, StateError
 
@@ -22,7 +26,11 @@ def pod() -> messages.PodResources:
     container = made.containers.add(name="main")
     container.devices.add(resource_name="nvidia.com/gpu", device_ids=["GPU-0"])
     container.devices.add(resource_name="nvidia.com/gpu", device_ids=["GPU-1"])
-    made.containers.add(name="side")
+    side = made.containers.add(name="side")
+    claim = side.dynamic_resources.add(claim_name="big", claim_namespace="team")
+    claim.claim_resources.add(
+        driver_name="gpu.nvidia.com", pool_name="n1", device_name="gpu-0", share_id="7"
+    )
     return made
 
 
@@ -69,7 +77,12 @@ MAIN = Held(
     container="main",
     ids={"nvidia.com/gpu": frozenset({"GPU-0", "GPU-1"})},
 )
-SIDE = Held(namespace="team", pod="train", container="side")
+SIDE = Held(
+    namespace="team",
+    pod="train",
+    container="side",
+    claims=(HeldClaim(namespace="team", claim="big", driver="gpu.nvidia.com", device="gpu-0"),),
+)
 
 
 def test_what_is_listed_in_parts_is_one(socket: Path) -> None:
@@ -87,3 +100,34 @@ def test_a_pod_that_is_not_there_is_not_found(socket: Path) -> None:
 def test_it_is_used_while_it_is_entered(socket: Path) -> None:
     with pytest.raises(StateError, match="before it was entered"):
         PodResources(socket).list()
+
+
+def test_without_a_socket_it_says_what_to_mount_at_once(tmp_path: Path) -> None:
+    with PodResources(tmp_path / "none.sock") as kubelet:
+        began = time.monotonic()
+        with pytest.raises(StateError, match="does not answer") as caught:
+            kubelet.list()
+        assert time.monotonic() - began < 4
+    assert "pod-resources" in (caught.value.hint or "")
+
+
+def test_an_older_kubelet_and_one_that_hangs_do_not_answer(tmp_path: Path) -> None:
+    path, over = tmp_path / "kubelet.sock", threading.Event()
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+
+    def hang(_request: object, _context: grpc.ServicerContext) -> messages.ListPodResourcesResponse:
+        over.wait(60)
+        return messages.ListPodResourcesResponse()
+
+    server.add_generic_rpc_handlers(handlers({LIST_PODS: hang}))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        hasty = podresources.PodResources(path, patience_s=0.1)
+        with hasty as kubelet, pytest.raises(StateError, match="Deadline"):
+            kubelet.list()
+        with PodResources(path) as kubelet, pytest.raises(StateError, match="not found"):
+            kubelet.allocatable()  # a call that it does not have
+    finally:
+        over.set()
+        server.stop(None).wait()

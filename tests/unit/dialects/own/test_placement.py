@@ -16,6 +16,7 @@ from allotment.dialects.own.placement import (
     read_booking,
     write_booking,
 )
+from allotment.dialects.own.registry import asks_of
 from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigPlace
@@ -94,6 +95,24 @@ def test_the_node_reads_it_too() -> None:
         "pod": "0f1e",
         "containers": {"main": {"devices": ["GPU-1"], "memory": 4 << 30, "guarantee": 3000}},
     }
+
+
+def test_a_container_with_whole_gpus_may_ask_for_less() -> None:
+    placed = PlacedContainer(
+        name="main", mode=EXCLUSIVE, devices=(PlacedDevice("GPU-1", 80 << 30, 10_000),)
+    )
+    text = write_booking(PodBooking(uid=UID, node="n1", containers=(placed,)))
+    asked = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": 1 << 20}
+    pod = Pod(
+        uid=UID,
+        namespace="ml",
+        name="train",
+        node="n1",
+        annotations={PLACEMENT: text, "allotment.dev/mode": EXCLUSIVE},
+        containers=(Container("main", ContainerKind.REGULAR, asked),),
+    )
+    (ask,) = asks_of(pod, nvidia=())
+    assert (ask.devices, ask.mode) == (("GPU-1",), EXCLUSIVE)
 
 
 def test_the_node_reads_which_slices_too() -> None:

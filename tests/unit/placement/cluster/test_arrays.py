@@ -13,8 +13,9 @@ from allotment.model.modes import EXCLUSIVE, SOFT
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Request
-from allotment.placement.cluster.arrays import Arrays, DeviceRoom, PodShape
+from allotment.placement.cluster.arrays import Arrays, PodShape
 from allotment.placement.cluster.filters import PodShapes
+from allotment.placement.views import DeviceRoom
 
 GIB = 2**30
 

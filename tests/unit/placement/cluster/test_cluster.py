@@ -161,6 +161,13 @@ def test_a_cordoned_device_is_no_choice_and_counts_as_fragmented() -> None:
     assert (totals.devices, totals.memory_fragmented, totals.guarantee_fragmented) == (2, 10, WHOLE)
 
 
+def test_a_container_alone_on_a_gpu_has_all_of_it_whatever_it_asks_for() -> None:
+    cluster = binpack(inventory("a", 10, 10))
+    placed = cluster.place(need("x", 1, mode=EXCLUSIVE), "a")
+    assert isinstance(placed, PodBooking)
+    assert [(each.memory, each.guarantee) for each in placed.containers[0].devices] == [(10, WHOLE)]
+
+
 def test_totals_are_by_model() -> None:
     cluster = binpack(inventory("a", 10, 10), inventory("b", 30, model="A100"))
     booked(cluster, need("x", 4, guarantee=2500), "a")

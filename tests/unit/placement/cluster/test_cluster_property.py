@@ -24,7 +24,7 @@ from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import PodUid
 from allotment.model.requests import Constraints, ModelRule
 from allotment.model.structs import replace
-from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.cluster.cluster import Cluster, ModelTotals
 from allotment.placement.cluster.filters import PodShapes
 from allotment.placement.policies import choose_on, make
 
@@ -155,6 +155,10 @@ class Events(RuleBasedStateMachine):
         for name in self.nodes:
             assert described(fresh, name) == described(self.cluster, name)
         assert fresh.totals() == self.cluster.totals()
+        by_node = self.cluster.totals_by_node()
+        assert sorted(by_node.names) == sorted(self.cluster.nodes)
+        of_models = [sum(each) for each in zip(*self.cluster.totals().values(), strict=True)]
+        assert by_node.sums.sum(axis=0).tolist() == (of_models or [0] * len(ModelTotals._fields))
         assert {uid: self.cluster.booking(uid) for uid in self.pods} == self.pods
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -155,6 +156,20 @@ def test_a_translated_pod_that_was_changed_since_is_refused() -> None:
 def test_a_forged_mark_is_refused(written: Json) -> None:
     message, _ = refused(webhook(), pod(container(aliyun=4), annotations=written))
     assert "which only Allotment's webhook writes" in message
+
+
+def test_a_pod_that_only_says_that_it_was_translated_is_refused() -> None:
+    """Anyone can compute the digest."""
+    said = {
+        "annotations": {DIALECT: "aliyun"},
+        "labels": {},
+        "resources": [["main", "regular", {ALIYUN: "4"}]],
+    }
+    text = json.dumps(said, separators=(",", ":"), sort_keys=True)
+    forged = {DIALECT: "aliyun", TRANSLATED: hashlib.sha256(text.encode()).hexdigest()[:16]}
+    message, code = refused(webhook(), pod(container(aliyun=4), annotations=forged))
+    assert f"was not translated: it asks for {ALIYUN}" in message
+    assert code == 422
 
 
 def test_a_placement_of_another_pod_is_left_out_and_said() -> None:

@@ -31,7 +31,7 @@ class Office:
         return found
 
     def used(self) -> int:
-        [(used, _)] = self.quota.usage("ml").values()
+        (used,) = (each.used for each in self.quota.usage("ml"))
         return used
 
     def may_another(self) -> bool:

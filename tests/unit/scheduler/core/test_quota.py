@@ -24,6 +24,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.compute import Compute
 from allotment.model.mig import MigPlace
+from allotment.model.modes import EXCLUSIVE, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -104,6 +105,19 @@ def test_values_of_each_gpu_are_multiplied_by_the_gpus() -> None:
     assert charge["memory"] == 12 * GI
     assert charge["compute"] == 4 * 3000
     assert charge["devices"] == 4
+
+
+def test_a_container_alone_on_its_gpus_counts_as_all_of_them() -> None:
+    alone = need(replace(request(1 * MI, count=2), mode=EXCLUSIVE))
+    assert (charge_of(alone)["devices"], charge_of(alone)["compute"]) == (2, 20_000)
+    assert book(own="40Gi").check(alone) is None  # the size of the GPUs is not known yet
+    assert book(own="0").check(alone) is not None
+    assert book(percent="199").check_new(alone) is not None
+    # Where another mode may be chosen, that counts.
+    assert (
+        charge_of(need(replace(request(1 * MI), mode=EXCLUSIVE, other_modes=(SOFT,))))["compute"]
+        == 0
+    )
 
 
 def test_init_containers_count_as_kubernetes_counts_them() -> None:
@@ -313,9 +327,11 @@ def test_usage_is_for_metrics() -> None:
     held = need(request(GI), uid="a")
     quotas.add(held, booking=booking(held, GI))
     quotas.add(need(request(GI), uid="waits"))
-    key = "ResourceQuota team/gpus limits.nvidia.com/gpumem"
-    assert quotas.usage("team") == {key: (GI, 4 * GI)}
-    assert quotas.usage("other") == {}
+    (use,) = quotas.usage("team")
+    assert (use.namespace, use.quota, use.key) == ("team", "gpus", "limits.nvidia.com/gpumem")
+    assert (use.measure, use.used, use.hard) == ("memory", GI, 4 * GI)
+    assert quotas.usage("other") == []
+    assert quotas.bound() == {"team": {"devices": 1, "memory": GI}}
 
 
 @pytest.mark.parametrize("hard", ["1.5", "x", "", "1e99"])
@@ -417,7 +433,7 @@ class Counting(RuleBasedStateMachine):
             return
         self.book.check_invariants()
         assert sum(self.bound.values()) <= self.hard
-        for used, hard in self.book.usage("team").values():
+        for _, _, _, _, used, hard in self.book.usage("team"):
             assert used == sum(self.bound.values()) <= hard
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Written by tools/generate_protos.py.
+# Written by tools/generate_protos.py, digest a324eb3dbc53b578.
 # mypy: disable-error-code="type-arg"
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

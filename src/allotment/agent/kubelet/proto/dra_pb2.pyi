@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Written by tools/generate_protos.py.
+# Written by tools/generate_protos.py, digest 88a10b1cca4d01dd.
 # mypy: disable-error-code="type-arg"
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

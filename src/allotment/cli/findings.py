@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings of `allot doctor`, of a machine or of a cluster, and how they are printed."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import click
+import msgspec
+
+from allotment.cli.documents import print_document
+from allotment.cli.groups import wants_colour
+from allotment.model.errors import PrerequisiteError
+
+_COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
+
+
+class CheckResult(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Works with limits."""
+    MISSING = "missing"
+    """Allotment does not work without it."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check.
+
+    `fix` is empty if there is nothing to do. With `OK` it is an optional improvement.
+    """
+
+    name: str
+    outcome: CheckResult
+    detail: str
+    fix: str = ""
+
+
+def print_findings(findings: Sequence[Finding], output: str) -> int:
+    """Print findings, and return the exit code: 8 if an essential prerequisite is missing."""
+    missing = any(finding.outcome is CheckResult.MISSING for finding in findings)
+    if output != "table":
+        checks = [
+            {
+                **msgspec.structs.asdict(finding),
+                "outcome": str(finding.outcome),
+                "fix": finding.fix or None,
+            }
+            for finding in findings
+        ]
+        print_document({"usable": not missing, "checks": checks}, output)
+    else:
+        colour = wants_colour()
+        for finding in findings:
+            word = click.style(f"{finding.outcome:<8}", fg=_COLOURS[finding.outcome])
+            click.echo(f"{word} {finding.name}: {finding.detail}", color=colour)
+            if finding.fix:
+                # A check that passed has an improvement, not a fix.
+                word = "hint" if finding.outcome is CheckResult.OK else "fix"
+                click.echo(f"{'':8}   {word}: {finding.fix}")
+    return PrerequisiteError.exit_code if missing else 0

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pod waits, where a pod would go, and which pods would have to leave for it.
+
+By the code of `allot explain pod` and of the scheduler's preemption, on the cluster as it was last
+read. Nothing is written, and nothing is reserved.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from allotment.dialects.own.annotations import MODE, MODELS
+from allotment.dialects.own.registry import need_of
+from allotment.kube.clients import Api
+from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.live import LiveCluster
+from allotment.kube.objects import ObjectList
+from allotment.kube.quotas import QuotaObject, quota_of
+from allotment.model.clusters import ClusterPod, NamespaceQuota, PodNeed
+from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
+from allotment.model.quantities import parse_bytes
+from allotment.model.structs import replace
+from allotment.scheduler.admission.pod_patch import read_pod
+from allotment.scheduler.core.nominations import NominatedCluster
+from allotment.scheduler.explain import explained, fill
+from allotment.scheduler.explain_evidence import (
+    AskedPod,
+    Evidence,
+    Explanation,
+    PodCondition,
+    Standing,
+    read_evidence,
+)
+from allotment.scheduler.explain_start import PodStart, read_start
+from allotment.scheduler.extender import wire
+from allotment.scheduler.extender.preemption import Preemption
+
+_NAME: Final = "what-if"
+_quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
+_pod: Final = msgspec.json.Decoder(AskedPod)
+_victims: Final = msgspec.json.Decoder(wire.PreemptionResult)
+
+
+class Leaver(msgspec.Struct, frozen=True):
+    """A pod that would have to leave."""
+
+    namespace: str
+    name: str
+    priority: int
+
+
+class PodAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The explanation of a pod, and what would have to leave for it."""
+
+    explanation: Explanation
+    leaves_on: str = ""
+    """The node with the least loss; empty: no pod has to leave, or it does not help."""
+    leavers: tuple[Leaver, ...] = ()
+    start: PodStart = msgspec.field(default=PodStart())
+    """Where its start went, if it has a node."""
+
+
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that is not there: what it would ask for."""
+
+    namespace: str = "default"
+    gpus: int = 1
+    memory: str = ""
+    """Of each GPU, like `20Gi`; empty: all of it, or as the time."""
+    compute: int = 0
+    """Percent of each GPU; 0: none is asked for."""
+    models: str = ""
+    mode: str = ""
+    priority: int = 0
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the pod as it would be created. Raises `UsageError`.
+
+        A pod's resources are sums over its GPUs.
+        """
+        limits = {"allotment.dev/gpu": str(self.gpus)}
+        if self.memory:
+            limits["allotment.dev/gpu-memory"] = str(parse_bytes(self.memory) * self.gpus)
+        if self.compute:
+            limits["allotment.dev/gpu-compute"] = str(self.compute * self.gpus)
+        annotations = {MODELS: self.models, MODE: self.mode}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": _NAME,
+                "namespace": self.namespace,
+                "annotations": {key: text for key, text in annotations.items() if text},
+            },
+            "spec": {
+                "containers": [{"name": "main", "resources": {"limits": limits}}],
+            },
+        }
+
+
+async def why(api: Api, live: LiveCluster, namespace: str, name: str) -> PodAnswer:
+    """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
+    evidence = await read_evidence(api, namespace, name, cluster=live)
+    answer = await asyncio.to_thread(_answer, evidence)
+    return replace(answer, start=await read_start(api, evidence.item))
+
+
+async def what_if(api: Api, live: LiveCluster, asked: AskedFor) -> PodAnswer:
+    """Explain a pod as if it had just been created. Raises `UsageError`, `KubeError`."""
+    path = f"/api/v1/namespaces/{asked.namespace}/resourcequotas"
+    page = _quotas.decode(await api.get(path, asked="list resourcequotas"))
+    quotas = tuple(quota_of(quota) for quota in page.items or ())
+    return await asyncio.to_thread(lambda: _answer(_made_up(asked, live, quotas)))
+
+
+def _made_up(asked: AskedFor, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]) -> Evidence:
+    document = asked.manifest()
+    document["metadata"]["uid"] = _NAME
+    document["spec"]["priority"] = asked.priority
+    schedulers = [pod.scheduler for pod in live.pods if pod.booking and pod.booking.containers]
+    document["spec"]["schedulerName"] = next(iter(schedulers), "")
+    body = msgspec.json.encode(document)
+    item = _pod.decode(body)
+    item.status.conditions = [PodCondition(type="PodScheduled")]
+    # What the webhook would refuse is refused here.
+    need_of(to_cluster_pod(item))
+    return Evidence(
+        item=item,
+        foreign=read_pod(body, namespace=asked.namespace).pod,
+        cluster=live,
+        quotas=quotas,
+    )
+
+
+def _answer(evidence: Evidence) -> PodAnswer:
+    explanation = explained(evidence)
+    answer = PodAnswer(explanation=explanation)
+    if explanation.standing is not Standing.PENDING or explanation.fitting:
+        return answer
+    pod = to_cluster_pod(evidence.item)
+    try:
+        need = need_of(pod)
+    except UsageError:
+        return answer  # an obstacle of the explanation
+    return _with_leavers(answer, evidence, pod, need) if need.containers else answer
+
+
+def _with_leavers(
+    answer: PodAnswer, evidence: Evidence, pod: ClusterPod, need: PodNeed
+) -> PodAnswer:
+    live = evidence.cluster
+    cluster = NominatedCluster(node_policies=("fragmentation",), device_policies=("fragmentation",))
+    fill(cluster, pod, live)
+    pods = {
+        each.need.uid: ClusterPod(
+            uid=each.need.uid,
+            namespace=each.need.namespace,
+            name=each.need.name,
+            node=each.booking.node,
+            priority=each.priority,
+            is_ending=each.is_ending,
+        )
+        for each in live.pods
+        if each.booking is not None
+    }
+    lower = {each.node for each in pods.values() if each.priority < need.priority}
+    lower &= {node.name for node in live.nodes}
+    if not lower:
+        return answer
+    pods[pod.uid] = pod
+    chooser = Preemption(cluster, pods=lambda uid: pods.get(PodUid(uid)), echo_s=0)
+    asked = wire.PreemptionArguments(
+        pod=evidence.item,
+        node_name_to_meta_victims={name: wire.MetaVictims(pods=[]) for name in lower},
+    )
+    victims = _victims.decode(asyncio.run(chooser.preempt(wire.encode(asked))))
+    for node, chosen in victims.node_name_to_meta_victims.items():
+        leavers = [pods[PodUid(each.uid)] for each in chosen.pods or ()]
+        return msgspec.structs.replace(
+            answer,
+            leaves_on=node,
+            leavers=tuple(Leaver(each.namespace, each.name, each.priority) for each in leavers),
+        )
+    return answer
