@@ -128,7 +128,7 @@ void charge_correct(process *own, int device, uint64_t reserved, uint64_t actual
   if (actual < reserved) charge_release(own, device, reserved - actual);
 }
 
-// Whoever comes beside a call in place may take its room.
+// Another thread may take the room of a call that is under way.
 static bool cover(process *own, int device, growing *reserve) {
   if (LIKELY(reserve->uncovered == 0)) return true;
   if (!charge_try(own, device, reserve->uncovered)) return false;

@@ -357,7 +357,7 @@ static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   }
 }
 
-// Nobody can ask its events any more: its work ran from its launch until now, at most.
+// Its events cannot be queried any more: its work ran from its launch until now, at most.
 static void measure_lost(compute_device *at, const batch *lost) {
   if (lost->launches == 0) return;
   admission_spend(at, timeline_add(&at->covered, (int64_t)lost->opened_ns, (int64_t)clock_ns()));

@@ -19,7 +19,7 @@ struct compute_state;
 #define BATCH_LAUNCHES 64
 // A launch that is inside the driver for so long waits there: for a full queue, for a module to be
 // loaded, or for its own end (CUDA_LAUNCH_BLOCKING). It has its stream's lock, and may wait for
-// what another thread does next: nobody else waits for that lock any longer.
+// what another thread does next: no other thread waits longer for that lock.
 #define INSIDE_NS UINT64_C(20000000)
 
 // ---- which time was covered (timeline.c) ----

@@ -172,7 +172,7 @@ static inline void uncancelled_leave(const char *unused) {
 // A lock that is held over such calls.
 void process_lock(pthread_mutex_t *lock);
 bool process_trylock(pthread_mutex_t *lock);
-// Tries for so long: whoever has it may wait for what the calling thread does next.
+// Gives up after this time: the holder may wait for what the calling thread does next.
 bool process_lock_within(pthread_mutex_t *lock, uint64_t ns);
 void process_unlock(pthread_mutex_t *lock);
 

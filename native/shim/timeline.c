@@ -11,7 +11,7 @@ static void remove_pieces(timeline *covered, int at, int count) {
   covered->count -= count;
 }
 
-// What is told later of a time that is forgotten counts once more. It must not count less: a long
+// An interval reported later for a forgotten time counts again. It must not count less: a long
 // kernel beside many short ones would cost next to nothing.
 static void forget_the_oldest(timeline *covered) {
   remove_pieces(covered, 0, TIMELINE_PIECES / 2);

@@ -113,7 +113,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus that has watched the stories for 15 days."""
     tool = shutil.which("promtool")
     if program() is None or tool is None:
-        pytest.skip("no prometheus here")
+        pytest.skip("no prometheus here (Debian: apt install prometheus)")
     folder = tmp_path_factory.mktemp("prometheus")
     end = int(time.time()) // STEP_S * STEP_S
     (folder / "past").write_text("".join(written(STORIES, end)), "utf-8")

@@ -264,8 +264,8 @@ SHARES: Final = Group(
             "0s",
             "info",
             f"Memory beyond its limit was refused to {_SHARE}.",
-            "The program got CUDA_ERROR_OUT_OF_MEMORY. Most programs end then. Some try less, and"
-            " are meant to.",
+            "The program got CUDA_ERROR_OUT_OF_MEMORY. Most programs then exit. Some are made to"
+            " retry with less.",
             "kubectl allot resize --pod {{ $labels.namespace }}/{{ $labels.pod }} --memory SIZE",
         ),
         Alert(

@@ -83,18 +83,23 @@ static void graphs_share_their_memory(void) {
   AGREE();
 }
 
-static void captured_allocations_are_nodes(void) {
-  start_on(0);
-  CUstream stream;
+// A graph of 64 MiB that are allocated, set and freed.
+static CUgraph captured_on(CUstream stream) {
   CUgraph graph;
   CUdeviceptr pointer;
-  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
   OK(cuMemAllocAsync(&pointer, 64 * MIB, stream));
   OK(cuMemsetD8Async(pointer, 1, 64 * MIB, stream));
   OK(cuMemFreeAsync(pointer, stream));
   OK(cuStreamEndCapture(stream, &graph));
-  keep(graph);
+  return keep(graph);
+}
+
+static void captured_allocations_are_nodes(void) {
+  start_on(0);
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUgraph graph = captured_on(stream);
   EXPECT_EQUAL(charged(0), CONTEXT);
   CUgraphExec made;
   OK(cuGraphInstantiate(&made, graph, NULL, NULL, 0));
@@ -318,16 +323,10 @@ static void launch_stuck(CUstream stream) {
 static void no_call_waits_for_another_threads_graph(void) {
   CUcontext context = start_on(0);
   CUstream stream;
-  CUgraph graph;
   CUdeviceptr pointer;
   stuck_call stuck;
   OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-  OK(cuMemAllocAsync(&pointer, 64 * MIB, stream));
-  OK(cuMemsetD8Async(pointer, 1, 64 * MIB, stream));
-  OK(cuMemFreeAsync(pointer, stream));
-  OK(cuStreamEndCapture(stream, &graph));
-  stuck_graph = executable(keep(graph));
+  stuck_graph = executable(captured_on(stream));
   CUgraphExec other = executable(allocating_graph(100 * MIB));
   for (int round = 0; round < 2; round++) {  // the second is launched again
     if (round == 1) OK(cuGraphLaunch(stuck_graph, stream));

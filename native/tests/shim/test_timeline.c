@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is charged is the union of all intervals, in whatever order they are told.
+// What is charged is the union of all intervals, in any order of arrival.
 //
 // sources: shim/timeline.c
 #include <assert.h>

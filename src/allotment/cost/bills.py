@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from allotment.cost.prices import MICROS, unpriced_text
-from allotment.cost.splitting import GPU_HOUR, NOBODY, Account, Split
+from allotment.cost.splitting import GPU_HOUR, NO_SHARE, Account, Split
 from allotment.model.formats import format_count, utc
 
 NO_NAMESPACE: Final = "(allot run)"
@@ -20,7 +20,7 @@ TOTAL: Final = "total"
 
 
 class BillRow(msgspec.Struct, frozen=True):
-    """The account of one namespace, of what nobody has, or of all."""
+    """The account of one namespace, of what is not allocated, or of all."""
 
     name: str
     account: Account
@@ -87,7 +87,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
                 if name in namespaces
             ]
         named = [BillRow(name or NO_NAMESPACE, self.accounts[name]) for name in self.namespaces]
-        return [*named, BillRow(UNALLOCATED, self.accounts[NOBODY]), BillRow(TOTAL, self.total)]
+        return [*named, BillRow(UNALLOCATED, self.accounts[NO_SHARE]), BillRow(TOTAL, self.total)]
 
     def idle(self) -> str:
         """Say which part is paid for and not used; empty: nothing is paid for."""

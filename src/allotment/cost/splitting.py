@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formula: what an hour of a GPU costs is split among those who have it, and nobody.
+"""The formula: what an hour of a GPU costs is split among shares, and what no share has.
 
     paid = unallocated + unused + held + busy
 
-A share is allocated the larger of its parts of memory and of time: nobody else can have the rest of
-that part. Of it, `busy` is the time that its kernels ran, `held` is memory in use beyond that, and
+A share is allocated the larger of its parts of memory and of time: no other share can have the rest
+of that part. Of it, `busy` is the time that its kernels ran, `held` is memory in use beyond that, and
 `unused` is neither. All amounts are integers, so sums are exact. Pure.
 """
 
@@ -85,7 +85,7 @@ class GpuHour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """What one namespace has of all GPUs, or what nobody has."""
+    """What one namespace has of all GPUs, or what no share has."""
 
     hours: Split = Split()
     """GPU hours, in billionths."""
@@ -111,7 +111,7 @@ def part(memory: float, guarantee: float) -> float:
 
 
 def split(hour: GpuHour) -> tuple[Split, tuple[Split, ...]]:
-    """Return what nobody has of the hour, and what each share has; together it is the hour.
+    """Return what no share has of the hour, and what each share has; together it is the hour.
 
     Shares that are allocated more than the GPU (oversubscribed, or time-sliced) are reduced in
     proportion.
@@ -142,13 +142,13 @@ def _amount(part_of_gpu: float) -> int:
 
 OUTSIDE: Final = "(outside any share)"
 """In place of a namespace: of programs outside any share."""
-NOBODY: Final = None
+NO_SHARE: Final = None
 """The account of what is unallocated."""
 
 
 def accounts(hours: Iterable[GpuHour]) -> dict[str | None, Account]:
-    """Return the account of each namespace, and that of `NOBODY`."""
-    found: dict[str | None, Account] = {NOBODY: Account()}
+    """Return the account of each namespace, and that of `NO_SHARE`."""
+    found: dict[str | None, Account] = {NO_SHARE: Account()}
     for hour in hours:
         for namespace, account in _entries(hour):
             found[namespace] = found.get(namespace, Account()) + account
@@ -161,7 +161,7 @@ def unpriced_models(hours: Iterable[GpuHour]) -> set[str]:
 
 def _entries(hour: GpuHour) -> Iterator[tuple[str | None, Account]]:
     rest, shares = split(hour)
-    yield NOBODY, _priced(rest, hour.price)
+    yield NO_SHARE, _priced(rest, hour.price)
     for share, amount in zip(hour.shares, shares, strict=True):
         account = _priced(amount, hour.price)
         if share.time_used is None:

@@ -92,7 +92,7 @@ class _Reader:
         self._turns = asyncio.Semaphore(most_at_once)
         self._agent_s = agent_s
         self._denied: DeniedError | None = None
-        """The first refusal: it holds for all agents, which nobody has to be asked again."""
+        """The first refusal: it holds for all agents; none of them is asked again."""
 
     async def read(self, node: str, agent: ComponentPod) -> NodeUse:
         async with self._turns:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allotment.cost.splitting import (
     GPU_HOUR,
-    NOBODY,
+    NO_SHARE,
     Account,
     GpuHour,
     ShareHour,
@@ -50,7 +50,7 @@ def test_the_parts_add_up_to_what_is_paid(hours: list[GpuHour]) -> None:
     for namespace, account in found.items():
         for amount in (account.hours, account.money):
             assert min(amount.unallocated, amount.unused, amount.held, amount.busy) >= 0
-            assert (amount.allocated if namespace is NOBODY else amount.unallocated) == 0
+            assert (amount.allocated if namespace is NO_SHARE else amount.unallocated) == 0
 
 
 @given(HOURS)
@@ -74,7 +74,7 @@ def test_an_hour_of_two_shares() -> None:
         ),
     )
     found = accounts([hour])
-    assert found[NOBODY].hours == Split(unallocated=GPU_HOUR // 4)
+    assert found[NO_SHARE].hours == Split(unallocated=GPU_HOUR // 4)
     assert found["ml"].hours == Split(
         busy=GPU_HOUR // 10, held=GPU_HOUR // 10, unused=GPU_HOUR * 3 // 10
     )
