@@ -4,8 +4,8 @@
     paid = unallocated + unused + held + busy
 
 A share is allocated the larger of its parts of memory and of time: no other share can have the rest
-of that part. Of it, `busy` is the time that its kernels ran, `held` is memory in use beyond that, and
-`unused` is neither. All amounts are integers, so sums are exact. Pure.
+of that part. Of it, `busy` is the time that its kernels ran, `held` is memory in use beyond that,
+and `unused` is neither. All amounts are integers, so sums are exact. Pure.
 """
 
 import math
