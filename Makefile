@@ -14,8 +14,9 @@ CLUSTER_ARGS ?=
 BENCH ?=
 
 python := $(VENV)/bin/python
-# Tests start makes of their own: a `make -j` above must not count their jobs.
-pytest := env -u MAKEFLAGS $(python) -m pytest
+# Tests start makes of their own: a `make -j` above must not count their jobs. What one process has
+# compiled of the tests the others load.
+pytest := env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE $(python) -m pytest
 pip := $(python) -m pip --disable-pip-version-check --quiet
 # Also where there is no git, or the git of another project around an unpacked sdist.
 native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
@@ -34,14 +35,15 @@ demo: native ## two programs share a simulated GPU, before your eyes
 # With -j the tests begin while mypy, one long process, still runs.
 test: lint types tests ## lint, types and the tests: 20 minutes
 
-# Measured tests come after the others, one at a time. 5: none of the selected tests is one.
+# Measured tests come after the others, one on each core: they mostly wait for the simulated GPU.
+# 5: none of the selected tests is one.
 tests: $(VENV)/.developer native testbed
 	$(pytest) -n $(WORKERS) -m "not thorough and not measured" $(PYTEST_ARGS)
-	$(pytest) -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(pytest) -n $$(nproc) -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-all: lint types $(VENV)/.developer native testbed ## and what is thorough: long properties, all sanitizers, arm64
-	HYPOTHESIS_PROFILE=long COLD_COMMANDS=1 $(python) -m pytest -n $(WORKERS) -m "not measured" --timeout=3600 $(PYTEST_ARGS)
-	$(python) -m pytest -m measured $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	HYPOTHESIS_PROFILE=long COLD_COMMANDS=1 $(pytest) -n $(WORKERS) -m "not measured" --timeout=3600 $(PYTEST_ARGS)
+	$(pytest) -n $$(nproc) -m measured $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(MAKE) --no-print-directory audit
 
 unit: $(VENV)/.developer ## the tests that need no process but their own
