@@ -214,6 +214,27 @@ def refuse_kept(folder: StateFolder, order: ShareOrder, placement: Placement) ->
             )
 
 
+def in_allowed_modes(order: ShareOrder, policies: Mapping[str, ModePolicy]) -> ShareOrder:
+    """Return an order in those of its modes that the GPUs that it names may have.
+
+    For orders whose scheduler knows no modes. Raises `DoesNotFitError` if none is left.
+    """
+    refusals = {
+        mode: [
+            f"GPU {uuid}: {why}" for uuid in order.devices if (why := refusal(policies.get(uuid), mode))
+        ]
+        for mode in order.request.modes
+    }
+    modes = [mode for mode, reasons in refusals.items() if not reasons]
+    if not modes:
+        raise DoesNotFitError(
+            f"mode {order.request.mode}: {refusals[order.request.mode][0]}",
+            hint="ask for a mode that `allot devices` shows for the GPU, or select another GPU",
+        )
+    request = replace(order.request, mode=modes[0], other_modes=tuple(modes[1:]))
+    return order if request == order.request else replace(order, request=request)
+
+
 def _as_cut(folder: StateFolder, device: Device) -> Device:
     """Return a GPU that `allot` switched to MIG mode without memory for other modes."""
     if device.mig or not (folder.mig / device.uuid).is_dir():
