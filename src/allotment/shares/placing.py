@@ -40,7 +40,13 @@ from allotment.placement import (
 from allotment.placement.judge import in_each_mode
 from allotment.shares.booking import Booking, booked, states_of
 from allotment.shares.folders import StateFolder
-from allotment.shares.mode_policy import KEPT, ModePolicy, read_mode_policies, refusal_on
+from allotment.shares.mode_policy import (
+    KEPT,
+    ModePolicy,
+    read_mode_policies,
+    refusal,
+    refusal_on,
+)
 from allotment.shares.record import LoadedShare
 
 _IN_MIG_MODE: Final = "it is in MIG mode: it has slices, and no parts of the whole"
@@ -221,7 +227,9 @@ def in_allowed_modes(order: ShareOrder, policies: Mapping[str, ModePolicy]) -> S
     """
     refusals = {
         mode: [
-            f"GPU {uuid}: {why}" for uuid in order.devices if (why := refusal(policies.get(uuid), mode))
+            f"GPU {uuid}: {why}"
+            for uuid in order.devices
+            if (why := refusal(policies.get(uuid), mode))
         ]
         for mode in order.request.modes
     }
