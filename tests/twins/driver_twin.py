@@ -221,9 +221,10 @@ def chosen_service(info: registration.PluginInfo, kubelet: str) -> str:
     As `validateSupportedServices` of pkg/kubelet/cm/dra/plugin, without the kubelets' v1alpha4.
     """
     assert info.type == "DRAPlugin"
-    return next(
-        service for name, service in KUBELETS[kubelet].items() if name in info.supported_versions
-    )
+    known = KUBELETS[kubelet]
+    common = [service for name, service in known.items() if name in info.supported_versions]
+    assert common, f"kubelet {kubelet} knows none of {info.supported_versions}"
+    return common[0]
 
 
 @asynccontextmanager

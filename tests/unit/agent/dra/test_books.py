@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from mig_node import Node
 
@@ -84,6 +84,22 @@ STEPS = st.lists(
     min_size=4,
     max_size=7,
 )
+SMALL_PART = (SOFT, (5, 10))
+DRAINED: list[tuple[str, int, object]] = [
+    ("claim", 0, SMALL_PART),
+    ("modes", 0, (MPS,)),
+    ("run", 0, SMALL_PART),
+    ("claim", 0, SMALL_PART),
+    ("modes", 0, (MIG,)),
+    ("end", 0, None),
+    ("end", 0, None),
+    ("run", 0, SMALL_PART),
+    ("modes", 0, (MIG,)),
+    ("claim", 0, ("mig", 0)),
+    ("modes", 0, None),
+    ("run", 0, SMALL_PART),
+]
+"""A GPU drains for other modes, and takes them when its shares have ended."""
 LARGE = "3g.40gb"
 CLAIMS = st.one_of(
     st.builds(share_claim, st.sampled_from([1, 20, 40]), st.sampled_from([None, 0, 40, 100])),
@@ -362,8 +378,9 @@ def check_books(steps: list[tuple[str, int, object]]) -> None:
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(steps=STEPS)
+@example(steps=DRAINED)
 def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
     native_dir: Path, steps: list[tuple[str, int, object]]
 ) -> None:
