@@ -351,6 +351,7 @@ def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -
 def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node: NodeAgent, pods: Pods
 ) -> None:
+    """So it is with a kubelet, which deletes the slices at its start."""
     claim(pods, "first", share(memory="4Gi"))
     pods.create(claiming("first", burn_and_stay("1Gi"), "first"))
     burnt(pods, "first")
@@ -365,6 +366,13 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     print(f"{time.monotonic() - began:.1f} s from the agent's start")  # noqa: T201 - for the docs
     assert RETRIED in pods.get("second")["metadata"]["annotations"]
     assert before in node.shares()
+    with undisturbed(pods, "first", "second"):
+        shares = node.shares()
+        node.cluster.restart("kubelet", signal.SIGKILL)
+        claim(pods, "third", share(memory="6Gi"))
+        pods.create(claiming("third", burn_and_stay("1Gi"), "third"))
+        assert burnt(pods, "third").total_bytes == 6 * GIB
+        assert [each for each in shares if each not in node.shares()] == []
     pods.delete()
     wait_until(lambda: not node.shares(), "end of the shares")
 
