@@ -167,17 +167,19 @@ def test_a_toleration_gives_no_part_of_a_gpu_that_is_kept_for_other_modes(folder
 def test_a_claim_has_a_mode_that_its_gpu_may_have(folder: Path) -> None:
     """A device serves several modes: kube-scheduler cannot read which one a claim has."""
 
+    found = claim(result())
+    allocated = found["status"]["allocation"]["devices"]
+
     async def story() -> None:
-        async with serving(folder, claim(result())) as scene:
-            allowed = scene.claim["status"]["allocation"]["devices"]
+        async with serving(folder, found) as scene:
             scene.state.mode_policies = {DEVICE.uuid: ModePolicy(("soft", "exclusive"))}
-            allowed["config"] = [in_mode("gpu", ["mps", "soft"])]
+            allocated["config"] = [in_mode("gpu", ["mps", "soft"])]
             scene.driver.offer([])
             assert not (await scene.prepare()).error
             assert [each.request.modes for each in scene.shares.orders] == [("soft",)]
             assert not await scene.release()
             scene.shares.shares = ()
-            allowed["config"] = [in_mode("gpu")]
+            allocated["config"] = [in_mode("gpu")]
             error = (await scene.prepare()).error
             assert f"mode mps: GPU {DEVICE.uuid}: kept for mode soft or exclusive" in error
             assert len(scene.shares.orders) == 1
