@@ -21,6 +21,7 @@ from allotment.agent.node_state import NodeState
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
 from allotment.kube.clients import HttpRequest
+from allotment.kube.resource_claims import API
 from allotment.model.devices import Device
 from allotment.model.errors import PrerequisiteError
 from allotment.model.pods import PodUid
@@ -123,6 +124,10 @@ class Scene:
         self.written: list[HttpRequest] = []
         self.conflicts = 0
         """So many writes of a status meet with another one."""
+        self.is_older = False
+        """The API server has no ResourceClaims."""
+        self.looks = 0
+        """So many requests for the API itself."""
         self.refuses_slices = False
         self.slices = 0
         """So many requests for slices."""
@@ -157,6 +162,9 @@ class Scene:
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
             return self._of_claim(request)
+        if request.path == API:
+            self.looks += 1
+            return answered({"code": 404}, 404) if self.is_older else answered({})
         self.slices += "/resourceslices" in request.path
         if request.path.endswith("/resourceslices") and request.method == "GET":
             return answered({"metadata": {"resourceVersion": "1"}, "items": []})

@@ -166,7 +166,6 @@ def test_a_toleration_gives_no_part_of_a_gpu_that_is_kept_for_other_modes(folder
 
 def test_a_claim_has_a_mode_that_its_gpu_may_have(folder: Path) -> None:
     """A device serves several modes: kube-scheduler cannot read which one a claim has."""
-
     found = claim(result())
     allocated = found["status"]["allocation"]["devices"]
 

@@ -120,6 +120,8 @@ def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
             scene.claim = claim(result())
             scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
             assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
+            scene.is_down = True
+            assert "503" in (await scene.prepare()).error
             assert not scene.shares.orders
 
     asyncio.run(story())
