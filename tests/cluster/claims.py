@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from stories import NodeAgent
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import tail, wait_until
+
+from allotment.model.shares import Share
 
 API = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.allotment.dev"
@@ -111,6 +114,36 @@ def claiming(name: str, command: Sequence[str], claim_name: str, **more: Any) ->
         resourceClaims=[{"name": "mine", "resourceClaimName": claim_name}],
         **more,
     )
+
+
+def using(name: str, command: Sequence[str], request: str | None = None) -> Json:
+    """A container that uses the claim of its pod, or one request of it."""
+    uses = {"name": "mine"} if request is None else {"name": "mine", "request": request}
+    return {**container(command, name=name), "resources": {"claims": [uses]}}
+
+
+def of_claim(claim_name: str) -> list[Json]:
+    """The claims of a pod whose containers are `using` this one."""
+    return [{"name": "mine", "resourceClaimName": claim_name}]
+
+
+def shares_of(node: NodeAgent, pods: Pods, claim_name: str) -> list[Share]:
+    """The shares of a claim."""
+    found = node.shares(pods.namespace)
+    return [each for each in found if each.owner and each.owner.pod == claim_name]
+
+
+Story = Callable[[NodeAgent, Pods], Iterator[None]]
+"""Makes its claims and pods up to its `yield`, and waits for them after it."""
+
+
+def play(node: NodeAgent, pods: Pods, *stories: Story) -> None:
+    """Plays stories side by side: the pods of all of them start at one time."""
+    playing = [story(node, pods) for story in stories]
+    for each in playing:
+        next(each)
+    for each in playing:
+        assert next(each, "over") == "over"
 
 
 # ---- preparation that failed ---------------------------------------------------------------------

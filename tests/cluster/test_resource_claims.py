@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,12 @@ from claims import (
     claim,
     claiming,
     install_classes,
+    of_claim,
+    play,
     published,
     share,
+    shares_of,
+    using,
     wait_for_pool,
     written,
 )
@@ -57,43 +62,45 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
         yield agent
 
 
-def test_a_claim_has_the_memory_that_it_asked_for_and_no_more(node: NodeAgent, pods: Pods) -> None:
-    claim(pods, "greedy", share(memory="4Gi", compute="30"))
+# ---- parts, side by side -------------------------------------------------------------------------
+
+
+def a_claim_has_the_memory_that_it_asked_for_and_no_more(
+    node: NodeAgent, pods: Pods
+) -> Iterator[None]:
+    claim(pods, "greedy", share(memory="4Gi", compute="10"))
     pods.create(claiming("greedy", burn("5Gi"), "greedy"))
+    yield
     refused = pods.wait_phase("greedy", "Failed")
     said = burnt(pods, "greedy")
     assert said.total_bytes == 4 * GIB
     assert 3 * GIB < said.got_bytes < 4 * GIB
     assert set(said.errors) == {"CUDA_ERROR_OUT_OF_MEMORY"}
     assert exit_code(refused) == 9
-    pods.delete()
-    wait_until(lambda: not node.shares(), "end of the share")
+    wait_until(lambda: not shares_of(node, pods, "greedy"), "end of the share")
 
 
-def test_a_claim_of_two_containers_and_another_pod_is_one_share(
+def a_claim_of_two_containers_and_another_pod_is_one_share(
     node: NodeAgent, pods: Pods
-) -> None:
+) -> Iterator[None]:
     claim(pods, "both", share(memory="6Gi"))
-    asking = [
-        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
-        for name in ("first", "second")
-    ]
-    claims = [{"name": "mine", "resourceClaimName": "both"}]
-    pods.create(pod("one", *asking, resourceClaims=claims))
+    asking = [using(name, burn_and_stay("1Gi")) for name in ("first", "second")]
+    pods.create(pod("one", *asking, resourceClaims=of_claim("both")))
     pods.create(claiming("two", burn_and_stay("1Gi"), "both"))
+    yield
     for found in (
         burnt(pods, "one", "first"),
         burnt(pods, "one", "second"),
         burnt(pods, "two"),
     ):
         assert (found.total_bytes, found.errors) == (6 * GIB, ())
-    (only,) = node.shares()
+    (only,) = shares_of(node, pods, "both")
     assert only.owner is not None
-    assert (only.owner.pod, only.owner.container) == ("both", "gpu")
+    assert only.owner.container == "gpu"
     assert only.devices[0].memory_bytes == 6 * GIB
 
 
-def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
+def parameters_say_the_rest(node: NodeAgent, pods: Pods) -> Iterator[None]:
     config = {
         "apiVersion": "allotment.dev/v1",
         "kind": "ShareConfig",
@@ -103,8 +110,9 @@ def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
     }
     claim(pods, "tuned", share(memory="4Gi", compute="30"), config=[config])
     pods.create(claiming("tuned", burn_and_stay("1Gi"), "tuned"))
+    yield
     burnt(pods, "tuned")
-    (only,) = node.shares()
+    (only,) = shares_of(node, pods, "tuned")
     compute = only.devices[0].compute
     assert (compute.guarantee, compute.ceiling) == (3000, 8000)
     assert (str(compute.kind), compute.weight) == ("latency", 200)
@@ -120,26 +128,6 @@ def test_parameters_say_the_rest(node: NodeAgent, pods: Pods) -> None:
     }
 
 
-def test_a_part_may_have_mode_mps(node: NodeAgent, pods: Pods) -> None:
-    config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
-    claim(pods, "mps", share(memory="10Gi", compute="50"), config=[config])
-    pods.create(claiming("mps", burn_and_stay("1Gi"), "mps"))
-    said = burnt(pods, "mps")
-    assert (said.total_bytes, said.errors) == (10 * GIB, ())
-    (only,) = node.shares()
-    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
-
-
-def test_an_extended_resource_is_a_claim_of_its_class(node: NodeAgent, pods: Pods) -> None:
-    """The kube-scheduler makes the claim (DRAExtendedResource)."""
-    limits = {f"deviceclass.resource.kubernetes.io/{DRIVER}": "1"}
-    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits=limits)))
-    assert burnt(pods, "plain").total_bytes > 78 * GIB
-    (only,) = node.shares()
-    assert only.owner is not None
-    assert (only.owner.is_claim, only.mode) == (True, "exclusive")
-
-
 def statuses(pods: Pods, name: str) -> list[Json]:
     """What the status of a claim says about its devices."""
     path = f"{API}/namespaces/{pods.namespace}/resourceclaims/{name}"
@@ -147,85 +135,137 @@ def statuses(pods: Pods, name: str) -> list[Json]:
     return found
 
 
-def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> None:
+def wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> Iterator[None]:
     config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "wieght": 200}
     claim(pods, "wrong", share(memory="4Gi"), config=[config])
     pods.create(claiming("wrong", burn("1Gi"), "wrong"))
+    yield
     event = pods.wait_event("wrong", reason=NOT_PREPARED)
     assert "devices.config[0].opaque.parameters.wieght is unknown" in event["message"]
     assert "weight" in event["message"]
-    assert not node.shares()
+    assert not shares_of(node, pods, "wrong")
 
 
-def test_requests_of_a_claim_are_shares_of_their_own(node: NodeAgent, pods: Pods) -> None:
+def requests_of_a_claim_are_shares_of_their_own(node: NodeAgent, pods: Pods) -> Iterator[None]:
     claim(pods, "pair", share("large", memory="20Gi"), share("small", memory="2Gi"))
-    asking = [
-        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [wanted]}}
-        for name, wanted in (
-            ("one", {"name": "mine", "request": "large"}),
-            ("two", {"name": "mine", "request": "small"}),
-        )
-    ]
-    pods.create(
-        pod("pair", *asking, resourceClaims=[{"name": "mine", "resourceClaimName": "pair"}])
-    )
-    assert burnt(pods, "pair", "one").total_bytes == 20 * GIB
-    assert burnt(pods, "pair", "two").total_bytes == 2 * GIB
-    assert len(node.shares()) == 2
+    asking = [using(name, burn_and_stay("1Gi"), request=name) for name in ("large", "small")]
+    pods.create(pod("pair", *asking, resourceClaims=of_claim("pair")))
+    yield
+    assert burnt(pods, "pair", "large").total_bytes == 20 * GIB
+    assert burnt(pods, "pair", "small").total_bytes == 2 * GIB
+    assert len(shares_of(node, pods, "pair")) == 2
 
 
-def test_one_container_may_use_requests_of_different_gpus(node: NodeAgent, pods: Pods) -> None:
+def one_container_may_use_requests_of_different_gpus(node: NodeAgent, pods: Pods) -> Iterator[None]:
     """Two parts of one GPU are no GPU to its programs: a constraint keeps them apart."""
     path = f"{API}/namespaces/{pods.namespace}/resourceclaims"
     document = written("apart", share("large", memory="20Gi"), share("small", memory="2Gi"))
     document["spec"]["devices"]["constraints"] = [{"distinctAttribute": f"{DRIVER}/uuid"}]
     pods.cluster.api.post(path, document)
     pods.create(claiming("apart", ["sh", "-c", LOOK], "apart"))
+    yield
     pods.wait_phase("apart", "Succeeded")
     seen = pods.logs("apart")
     assert all(uuid in seen for uuid in node.gpus())
     assert len(node.gpus()) == 2
 
 
-def test_two_parts_of_one_gpu_in_a_container_are_told_in_an_event(
+def two_parts_of_one_gpu_in_a_container_are_told_in_an_event(
     node: NodeAgent, pods: Pods
-) -> None:
+) -> Iterator[None]:
     """Of one claim or of two. Its programs would have no CUDA."""
     space = pods.namespace
-    claim(pods, "pair", share("large", memory="20Gi"), share("small", memory="2Gi"))
-    pods.create(claiming("pair", burn("1Gi"), "pair"))
-    for name in ("one", "two"):
-        claim(pods, name, share(memory="4Gi"))
+    claim(pods, "parts", share("large", memory="4Gi"), share("small", memory="2Gi"))
+    pods.create(claiming("parts", burn("1Gi"), "parts"))
+    for name in ("single", "other"):
+        claim(pods, name, share(memory="1Gi"))
     asking = container(burn("1Gi"))
-    asking["resources"] = {"claims": [{"name": "one"}, {"name": "two"}]}
-    claims = [{"name": name, "resourceClaimName": name} for name in ("one", "two")]
+    asking["resources"] = {"claims": [{"name": "single"}, {"name": "other"}]}
+    claims = [{"name": name, "resourceClaimName": name} for name in ("single", "other")]
     pods.create(pod("double", asking, resourceClaims=claims))
+    yield
     for name, first, second in (
-        ("pair", f"request large of {space}/pair", f"request small of {space}/pair"),
-        ("double", f"request gpu of {space}/one", f"request gpu of {space}/two"),
+        ("parts", f"request large of {space}/parts", f"request small of {space}/parts"),
+        ("double", f"request gpu of {space}/single", f"request gpu of {space}/other"),
     ):
         event = pods.wait_event(name, reason=NOT_PREPARED)
         print(event["message"])  # noqa: T201 - for the guide
         assert "would have no CUDA" in event["message"]
         for text in (first, second, f"{DRIVER}/uuid"):
             assert text in event["message"]
-    assert not node.shares()
+    assert not any(shares_of(node, pods, name) for name in ("parts", "single", "other"))
 
 
-def test_the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
+def test_claims_of_parts_side_by_side(node: NodeAgent, pods: Pods) -> None:
+    play(
+        node,
+        pods,
+        a_claim_has_the_memory_that_it_asked_for_and_no_more,
+        a_claim_of_two_containers_and_another_pod_is_one_share,
+        parameters_say_the_rest,
+        wrong_parameters_are_told_with_their_path,
+        requests_of_a_claim_are_shares_of_their_own,
+        one_container_may_use_requests_of_different_gpus,
+        two_parts_of_one_gpu_in_a_container_are_told_in_an_event,
+    )
+
+
+# ---- whole GPUs, side by side --------------------------------------------------------------------
+
+
+def the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
     node: NodeAgent, pods: Pods
-) -> None:
+) -> Iterator[None]:
+    """The whole one by an extended resource: kube-scheduler makes its claim."""
     for name in ("a", "b"):
         claim(pods, name, share(memory="10Gi"))
         pods.create(claiming(name, burn_and_stay("1Gi"), name))
-        burnt(pods, name)
-    assert len({device.uuid for each in node.shares() for device in each.devices}) == 1
-    claim(pods, "whole", {"name": "gpu", "exactly": {"deviceClassName": DRIVER}})
-    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
+    limits = {f"deviceclass.resource.kubernetes.io/{DRIVER}": "1"}
+    pods.create(pod("whole", container(burn_and_stay("1Gi"), limits=limits)))
+    yield
     assert burnt(pods, "whole").total_bytes > 78 * GIB
-    shares = {each.owner.pod: each for each in node.shares() if each.owner}
-    assert shares["whole"].mode == "exclusive"
-    assert shares["whole"].devices[0].uuid != shares["a"].devices[0].uuid
+    assert burnt(pods, "a").uuid == burnt(pods, "b").uuid != burnt(pods, "whole").uuid
+    (whole,) = (each for each in node.shares() if each.owner and each.owner.pod not in {"a", "b"})
+    assert whole.owner is not None
+    assert (whole.owner.is_claim, whole.mode) == (True, "exclusive")
+
+
+def a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    """`adminAccess`: it books nothing, and has no limit."""
+    pods.cluster.api.patch(
+        f"/api/v1/namespaces/{pods.namespace}",
+        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+    )
+    everything = {
+        "deviceClassName": "monitor.allotment.dev",
+        "adminAccess": True,
+        "allocationMode": "All",
+        "tolerations": [{"operator": "Exists"}],
+    }
+    claim(pods, "watch", {"name": "all", "exactly": everything})
+    pods.create(claiming("watch", ["sh", "-c", LOOK], "watch"))
+    yield
+    pods.wait_phase("watch", "Succeeded")
+    seen = pods.logs("watch")
+    assert all(uuid in seen for uuid in node.gpus())
+    assert "no shim" in seen
+    assert not shares_of(node, pods, "watch")
+    pods.delete()
+    wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)
+    specs = node.cluster.node.path("/run/cdi")
+    wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)
+
+
+def test_whole_gpus_and_monitors_side_by_side(node: NodeAgent, pods: Pods) -> None:
+    play(
+        node,
+        pods,
+        the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one,
+        a_monitor_sees_all_gpus_beside_a_whole_one,
+    )
+
+
+# ---- one after the other -------------------------------------------------------------------------
 
 
 def test_slices_that_are_deleted_come_back(node: NodeAgent) -> None:
@@ -248,9 +288,10 @@ def tainted(node: NodeAgent) -> dict[str, str]:
     }
 
 
-def test_a_sick_gpu_has_a_taint_until_it_is_well_and_evicts_nothing(
+def test_a_sick_gpu_has_a_taint_until_it_is_well_and_a_lost_one_evicts_its_pods(
     node: NodeAgent, pods: Pods
 ) -> None:
+    """Kubernetes evicts, by the taint's effect, after `evictAfter`."""
     claim(pods, "here", share(memory="4Gi"))
     pods.create(claiming("here", burn_and_stay("1Gi"), "here"))
     sick = burnt(pods, "here").uuid
@@ -259,32 +300,20 @@ def test_a_sick_gpu_has_a_taint_until_it_is_well_and_evicts_nothing(
         node.fault("--gpu", sick, "--xid", "79")
         wait_until(lambda: tainted(node), "a taint", explain=node.explain)
         assert tainted(node) == {sick: "NoSchedule"}
-        claim(pods, "other", share(memory="4Gi"))
-        pods.create(claiming("other", burn_and_stay("1Gi"), "other"))
-        assert burnt(pods, "other").uuid == well
-        pods.delete("other")
-    pods.delete()
-    wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)
-    node.fault("--gpu", sick, "--reset")
-    wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
-
-
-def test_a_lost_gpu_evicts_the_pods_of_its_claims(node: NodeAgent, pods: Pods) -> None:
-    """Kubernetes does, by the taint's effect, after `evictAfter`."""
+        claim(pods, "there", share(memory="4Gi"))
+        pods.create(claiming("there", burn_and_stay("1Gi"), "there"))
+        assert burnt(pods, "there").uuid == well
     soon = SOFT + "  health:\n    evictAfter: 1s\n"
-    for name in ("here", "there"):
-        claim(pods, name, share(memory="60Gi"))
-        pods.create(claiming(name, burn_and_stay("1Gi"), name))
-    lost = burnt(pods, "here").uuid
-    burnt(pods, "there")
     with node.configured(soon, back_to=SOFT), undisturbed(pods, "there"):
-        node.fault("--gpu", lost, "--lost")
+        node.fault("--gpu", sick, "--lost")
         try:
             wait_until(lambda: "here" not in pods.names(), "end of the pod", explain=node.explain)
-            assert tainted(node) == {lost: "NoExecute"}
+            assert tainted(node) == {sick: "NoExecute"}
         finally:
-            node.fault("--gpu", lost, "--found")
-        wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
+            node.fault("--gpu", sick, "--found")
+    wait_until(lambda: not shares_of(node, pods, "here"), "end of the share", explain=node.explain)
+    node.fault("--gpu", sick, "--reset")
+    wait_until(lambda: not tainted(node), "no taint", explain=node.explain)
 
 
 def test_the_64th_share_of_a_gpu_is_not_allocated(node: NodeAgent, pods: Pods) -> None:
@@ -314,10 +343,11 @@ def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -
         {"name": "huge", **share(memory="70Gi")["exactly"]},
         {"name": "small", **share(memory="8Gi")["exactly"]},
     ]
-    for name, expected in (("a", 70 * GIB), ("b", 70 * GIB), ("c", 8 * GIB)):
+    for name in ("a", "b", "c"):  # kube-scheduler takes them in this order
         claim(pods, name, {"name": "gpu", "firstAvailable": alternatives})
         pods.create(claiming(name, burn_and_stay("1Gi"), name))
-        assert burnt(pods, name).total_bytes == expected
+    found = {name: burnt(pods, name).total_bytes for name in ("a", "b", "c")}
+    assert found == {"a": 70 * GIB, "b": 70 * GIB, "c": 8 * GIB}
     names = {each.owner.container for each in node.shares() if each.owner}
     assert names == {"gpu/huge", "gpu/small"}
 
@@ -325,6 +355,7 @@ def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -
 def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node: NodeAgent, pods: Pods
 ) -> None:
+    """So it is with a kubelet, which deletes the slices at its start."""
     claim(pods, "first", share(memory="4Gi"))
     pods.create(claiming("first", burn_and_stay("1Gi"), "first"))
     burnt(pods, "first")
@@ -339,6 +370,13 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     print(f"{time.monotonic() - began:.1f} s from the agent's start")  # noqa: T201 - for the docs
     assert RETRIED in pods.get("second")["metadata"]["annotations"]
     assert before in node.shares()
+    with undisturbed(pods, "first", "second"):
+        shares = node.shares()
+        node.cluster.restart("kubelet", signal.SIGKILL)
+        claim(pods, "third", share(memory="6Gi"))
+        pods.create(claiming("third", burn_and_stay("1Gi"), "third"))
+        assert burnt(pods, "third").total_bytes == 6 * GIB
+        assert [each for each in shares if each not in node.shares()] == []
     pods.delete()
     wait_until(lambda: not node.shares(), "end of the shares")
 
@@ -348,9 +386,12 @@ def test_a_claim_that_was_refused_is_prepared_when_its_gpu_has_room(
 ) -> None:
     """A GPU's shares have one mode: soft waits for the end of mps."""
     config = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
-    claim(pods, "mps", share(memory="10Gi"), config=[config])
+    claim(pods, "mps", share(memory="10Gi", compute="50"), config=[config])
     pods.create(claiming("mps", burn_and_stay("1Gi"), "mps"))
-    burnt(pods, "mps")
+    said = burnt(pods, "mps")
+    assert (said.total_bytes, said.errors) == (10 * GIB, ())
+    (only,) = node.shares()
+    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
     claim(pods, "soft", share(memory="10Gi"))
     pods.create(claiming("soft", burn_and_stay("1Gi"), "soft"))
     print(pods.wait_event("soft", reason=NOT_PREPARED)["message"])  # noqa: T201 - for the docs
@@ -395,12 +436,12 @@ def test_the_examples_run_as_they_are(node: NodeAgent, pods: Pods) -> None:
     def kubectl(*arguments: str) -> str:
         return node.cluster.kubectl_run("--namespace", pods.namespace, *arguments)
 
+    files = [("-f", str(EXAMPLES / f"{example}.yaml")) for example in (*EXPECTED, "whole")]
+    kubectl("apply", *chain(*files))
     for example, expected in EXPECTED.items():
-        kubectl("apply", "-f", str(EXAMPLES / f"{example}.yaml"))
         for name, memory in expected.items():
             assert burnt(pods, name, "train").total_bytes == memory, example
             pods.wait_phase(name, "Succeeded")
-    kubectl("apply", "-f", str(EXAMPLES / "whole.yaml"))
     assert burnt(pods, "whole", "train").total_bytes > 78 * GIB
     for command in (
         "get deviceclasses",
@@ -411,37 +452,6 @@ def test_the_examples_run_as_they_are(node: NodeAgent, pods: Pods) -> None:
     ):
         print(f"$ kubectl {command}\n{kubectl(*command.split())}")  # noqa: T201 - for the guide
     wait_until(lambda: not node.shares(), "end of the shares", explain=node.explain)
-
-
-def test_a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods) -> None:
-    """`adminAccess`: it books nothing, and has no limit."""
-    claim(pods, "whole", {"name": "gpu", "exactly": {"deviceClassName": DRIVER}})
-    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
-    used = burnt(pods, "whole").uuid
-    pods.cluster.api.patch(
-        f"/api/v1/namespaces/{pods.namespace}",
-        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
-    )
-    everything = {
-        "deviceClassName": "monitor.allotment.dev",
-        "adminAccess": True,
-        "allocationMode": "All",
-        "tolerations": [{"operator": "Exists"}],
-    }
-    claim(pods, "watch", {"name": "all", "exactly": everything})
-    pods.create(claiming("watch", ["sh", "-c", LOOK], "watch"))
-    pods.wait_phase("watch", "Succeeded")
-    seen = pods.logs("watch")
-    assert all(uuid in seen for uuid in node.gpus())
-    assert used in seen
-    assert "no shim" in seen
-    (only,) = node.shares()
-    assert only.owner is not None
-    assert only.owner.pod == "whole"
-    pods.delete()
-    wait_until(lambda: not node.shares(), "end of the share")
-    specs = node.cluster.node.path("/run/cdi")
-    wait_until(lambda: not list(specs.glob("*-monitor-*")), "no monitor", explain=node.explain)
 
 
 def explained(pods: Pods, name: str) -> Json:
@@ -469,6 +479,7 @@ def test_the_extender_gives_nothing_that_a_claim_has_before_it_is_prepared(
         for name in ("first", "second"):
             claim(made, name, share(memory="60Gi"))
             made.create(claiming(name, burn_and_stay("1Gi"), name))
+        for name in ("first", "second"):
             made.wait_event(name, reason=NOT_PREPARED)
         pods_path = f"/api/v1/namespaces/{made.namespace}/pods"
 

@@ -24,11 +24,13 @@ def test_slices_are_cut_for_claims(cluster: Cluster, pods: Pods) -> None:
             "deviceClassName": "mig.allotment.dev",
             "selectors": [{"cel": {"expression": profile}}],
         }
-        for name in ("one", "two"):
+        for name, memory in (("modest", "1Gi"), ("greedy", "12Gi")):
             claim(pods, name, {"name": "slice", "exactly": exactly})
-            pods.create(claiming(name, burn_and_stay("1Gi"), name))
-        for name in ("one", "two"):
-            assert burnt(pods, name).total_bytes == SMALL_BYTES
+            pods.create(claiming(name, burn_and_stay(memory), name))
+        modest, greedy = (burnt(pods, name) for name in ("modest", "greedy"))
+        assert (modest.total_bytes, modest.errors) == (SMALL_BYTES, ())
+        assert greedy.total_bytes == SMALL_BYTES > greedy.got_bytes
+        assert {*greedy.errors} == {"CUDA_ERROR_OUT_OF_MEMORY"}
         assert {each.devices[0].profile for each in agent.shares()} == {SMALL}
         pods.delete()
         wait_until(lambda: not agent.shares(), "end of the shares")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,11 @@ from claims import (
     claim,
     claiming,
     install_classes,
+    of_claim,
+    play,
     published,
+    shares_of,
+    using,
     wait_for_pool,
 )
 from stories import (
@@ -88,7 +92,6 @@ def ask(pods: Pods, name: str, *requests: Json, config: Json | None = None) -> N
 
 
 def test_slices_have_nvidias_class_and_profiles(cluster: Cluster, pods: Pods) -> None:
-    install_classes(cluster, NVIDIAS)
     with node_agent(cluster, WITH_SLICES, simulated=MACHINE) as agent:
         wait_until(
             lambda: any("-mig-" in each["name"] for each in published(cluster, NVIDIAS)),
@@ -116,17 +119,13 @@ def test_slices_have_nvidias_class_and_profiles(cluster: Cluster, pods: Pods) ->
                 "spec": {"devices": {"requests": requests, "constraints": same}},
             },
         )
-        asking = [
-            {
-                **container(burn_and_stay("1Gi"), name=name),
-                "resources": {"claims": [{"name": "mine", "request": name}]},
-            }
-            for name in ("mig-0", "mig-1")
-        ]
-        claims = [{"name": "mine", "resourceClaimName": "slices"}]
-        pods.create(pod("slices", *asking, resourceClaims=claims))
-        found = [burnt(pods, "slices", name) for name in ("mig-0", "mig-1")]
-        assert [each.total_bytes for each in found] == [SMALL_BYTES, SMALL_BYTES]
+        sizes = {"mig-0": "1Gi", "mig-1": "12Gi"}
+        asking = [using(name, burn_and_stay(size), name) for name, size in sizes.items()]
+        pods.create(pod("slices", *asking, resourceClaims=of_claim("slices")))
+        modest, greedy = (burnt(pods, "slices", name) for name in sizes)
+        assert (modest.total_bytes, modest.errors) == (SMALL_BYTES, ())
+        assert greedy.total_bytes == SMALL_BYTES > greedy.got_bytes
+        assert {*greedy.errors} == {"CUDA_ERROR_OUT_OF_MEMORY"}
         assert {each.devices[0].profile for each in agent.shares()} == {SMALL}
         # The API server takes no capacity of nothing: a GPU in MIG mode keeps its size.
         cluster.api.delete(f"{API}/resourceslices")
@@ -136,12 +135,155 @@ def test_slices_have_nvidias_class_and_profiles(cluster: Cluster, pods: Pods) ->
 
 
 @pytest.fixture(scope="module")
+def cluster(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One that has had no device plugin of `nvidia.com/gpu`.
+
+    For five minutes after its end the kubelet holds its resource, and starts no container with a
+    claim in its place.
+    """
+    del testbed_machine
+    with Cluster(state=tmp_path_factory.mktemp("nvidias")) as made:
+        install_classes(made, NVIDIAS)
+        yield made
+
+
+@pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[NodeAgent]:
-    """Two GPUs of 80 GiB, and NVIDIA's classes."""
-    install_classes(cluster, NVIDIAS)
-    with node_agent(cluster, IN_PLACE) as agent:
+    """Eight GPUs of 80 GiB."""
+    with node_agent(cluster, IN_PLACE, simulated="a100-80gb:8") as agent:
         wait_for_pool(cluster, agent.gpus(), NVIDIAS)
         yield agent
+
+
+def two_pods_have_a_gpu_each(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    model = f"device.attributes['{NVIDIAS}'].productName.lowerAscii().matches('^.*a100.*$')"
+    for name in ("one", "two"):
+        ask(pods, name, gpu(selectors=[{"cel": {"expression": model}}]))
+        pods.create(claiming(name, burn_and_stay("1Gi"), name))
+    yield
+    found = [burnt(pods, name) for name in ("one", "two")]
+    assert found[0].uuid != found[1].uuid
+    assert all(each.total_bytes > LARGE for each in found)
+    for name in ("one", "two"):
+        assert {each.mode for each in shares_of(node, pods, name)} == {"exclusive"}
+
+
+def two_containers_and_two_pods_share_the_gpu_of_a_claim(
+    node: NodeAgent, pods: Pods
+) -> Iterator[None]:
+    ask(pods, "shared", gpu())
+    asking = [using(name, burn_and_stay("1Gi")) for name in ("ctr0", "ctr1")]
+    pods.create(pod("pair", *asking, resourceClaims=of_claim("shared")))
+    pods.create(claiming("other", burn_and_stay("1Gi"), "shared"))
+    yield
+    found = [
+        burnt(pods, "pair", "ctr0"),
+        burnt(pods, "pair", "ctr1"),
+        burnt(pods, "other"),
+    ]
+    assert len({each.uuid for each in found}) == 1
+    (only,) = shares_of(node, pods, "shared")
+    assert only.owner is not None
+    assert only.owner.container == "gpu"
+
+
+def a_time_slice_lasts_as_long_as_its_claim(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    ask(
+        pods,
+        "slow",
+        gpu(),
+        config=gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Long"}),
+    )
+    pods.create(claiming("slow", burn_and_stay("1Gi"), "slow"))
+    yield
+    assert burnt(pods, "slow").total_bytes > LARGE
+    (only,) = shares_of(node, pods, "slow")
+    assert only.mode == "timeslice"
+    lengths = time_slices(node)
+    assert lengths[only.devices[0].uuid] == max(lengths.values()) > min(lengths.values())
+    pods.delete("slow")
+    wait_until(lambda: not shares_of(node, pods, "slow"), "end of the share")
+    assert len({*time_slices(node).values()}) == 1
+
+
+def mps_has_the_limits_of_its_parameters(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    limits = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+    ask(pods, "mps", gpu(), config=gpu_config("MPS", mpsConfig=limits))
+    asking = [using("ctr0", burn_and_stay("1Gi")), using("ctr1", burn_and_stay("12Gi"))]
+    pods.create(pod("mps", *asking, resourceClaims=of_claim("mps")))
+    yield
+    modest, greedy = (burnt(pods, "mps", name) for name in ("ctr0", "ctr1"))
+    assert (modest.total_bytes, modest.errors) == (10 * GIB, ())
+    assert (greedy.total_bytes, {*greedy.errors}) == (10 * GIB, {"CUDA_ERROR_OUT_OF_MEMORY"})
+    assert greedy.got_bytes < 10 * GIB
+    (only,) = shares_of(node, pods, "mps")
+    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
+
+
+def wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    wrong = gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Longest"})
+    ask(pods, "wrong", gpu(), config=wrong)
+    pods.create(claiming("wrong", burn_and_stay("1Gi"), "wrong"))
+    yield
+    event = pods.wait_event("wrong", reason=NOT_PREPARED)
+    assert "parameters.sharing.timeSlicingConfig.interval: unknown" in event["message"]
+    assert not shares_of(node, pods, "wrong")
+
+
+def parts_of_memory_share_a_gpu_and_are_enforced(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    for name, memory in (("a", "1Gi"), ("b", "5Gi")):
+        ask(pods, name, gpu(capacity={"requests": {"memory": "4Gi"}}))
+        pods.create(claiming(name, burn_and_stay(memory), name))
+    yield
+    modest, greedy = (burnt(pods, name) for name in ("a", "b"))
+    assert (modest.total_bytes, modest.errors) == (4 * GIB, ())
+    assert (greedy.total_bytes, {*greedy.errors}) == (4 * GIB, {"CUDA_ERROR_OUT_OF_MEMORY"})
+    assert greedy.got_bytes < 4 * GIB
+    assert modest.uuid == greedy.uuid
+    for name in ("a", "b"):
+        assert {each.mode for each in shares_of(node, pods, name)} == {"soft"}
+
+
+def an_extended_resource_needs_no_plugin(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    """The kube-scheduler makes the claim for `nvidia.com/gpu: 1` (DRAExtendedResource)."""
+    pods.create(pod("plain", container(burn_and_stay("1Gi"), limits={NVIDIA: "1"})))
+    yield
+    found = burnt(pods, "plain")
+    assert found.total_bytes > LARGE
+    (only,) = (each for each in node.shares(pods.namespace) if each.devices[0].uuid == found.uuid)
+    assert only.owner is not None
+    assert (only.owner.is_claim, only.owner.resource, only.mode) == (True, NVIDIAS, "exclusive")
+
+
+def admin_access_sees_every_gpu_and_takes_nothing(node: NodeAgent, pods: Pods) -> Iterator[None]:
+    """Beside the whole GPUs of others, which it keeps from nobody."""
+    pods.cluster.api.patch(
+        f"/api/v1/namespaces/{pods.namespace}",
+        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+    )
+    ask(pods, "watch", gpu(adminAccess=True, allocationMode="All"))
+    look = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim; exec sleep 1000"
+    pods.create(claiming("watch", ["sh", "-c", look], "watch"))
+    yield
+    seen = pods.wait_logs("watch", lines=len(node.gpus()) + 1)
+    assert all(uuid in seen for uuid in node.gpus())
+    assert "no shim" in seen
+    assert not shares_of(node, pods, "watch")
+
+
+def test_nvidias_example_claims_side_by_side(node: NodeAgent, pods: Pods) -> None:
+    play(
+        node,
+        pods,
+        admin_access_sees_every_gpu_and_takes_nothing,
+        two_pods_have_a_gpu_each,
+        two_containers_and_two_pods_share_the_gpu_of_a_claim,
+        a_time_slice_lasts_as_long_as_its_claim,
+        mps_has_the_limits_of_its_parameters,
+        wrong_parameters_are_told_with_their_path,
+        parts_of_memory_share_a_gpu_and_are_enforced,
+        an_extended_resource_needs_no_plugin,
+    )
 
 
 def test_devices_have_nvidias_types_and_attributes(node: NodeAgent) -> None:
@@ -154,134 +296,6 @@ def test_devices_have_nvidias_types_and_attributes(node: NodeAgent) -> None:
         assert (found["brand"], found["architecture"]) == ("Nvidia", "Ampere")
         assert found["cudaComputeCapability"] == "8.0.0"
         assert {"driverVersion", "cudaDriverVersion"} <= found.keys()
-
-
-def test_two_pods_have_a_gpu_each(node: NodeAgent, pods: Pods) -> None:
-    selectors = [
-        {
-            "cel": {
-                "expression": f"device.attributes['{NVIDIAS}'].productName.lowerAscii()"
-                ".matches('^.*a100.*$')"
-            }
-        }
-    ]
-    for name in ("one", "two"):
-        ask(pods, name, gpu(selectors=selectors))
-        pods.create(claiming(name, burn_and_stay("1Gi"), name))
-    found = [burnt(pods, name) for name in ("one", "two")]
-    assert {each.uuid for each in found} == {*node.gpus()}
-    assert all(each.total_bytes > LARGE for each in found)
-    assert {each.mode for each in node.shares()} == {"exclusive"}
-
-
-def test_two_containers_and_two_pods_share_the_gpu_of_a_claim(node: NodeAgent, pods: Pods) -> None:
-    ask(pods, "shared", gpu())
-    asking = [
-        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
-        for name in ("ctr0", "ctr1")
-    ]
-    claims = [{"name": "mine", "resourceClaimName": "shared"}]
-    pods.create(pod("pair", *asking, resourceClaims=claims))
-    pods.create(claiming("other", burn_and_stay("1Gi"), "shared"))
-    found = [
-        burnt(pods, "pair", "ctr0"),
-        burnt(pods, "pair", "ctr1"),
-        burnt(pods, "other"),
-    ]
-    assert len({each.uuid for each in found}) == 1
-    (only,) = node.shares()
-    assert only.owner is not None
-    assert (only.owner.pod, only.owner.container) == ("shared", "gpu")
-
-
-def test_a_time_slice_lasts_as_long_as_its_claim(node: NodeAgent, pods: Pods) -> None:
-    ask(
-        pods,
-        "slow",
-        gpu(),
-        config=gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Long"}),
-    )
-    pods.create(claiming("slow", burn_and_stay("1Gi"), "slow"))
-    assert burnt(pods, "slow").total_bytes > LARGE
-    (only,) = node.shares()
-    assert only.mode == "timeslice"
-    lengths = time_slices(node)
-    assert lengths[only.devices[0].uuid] == max(lengths.values()) > min(lengths.values())
-    pods.delete()
-    wait_until(lambda: not node.shares(), "end of the share")
-    assert len({*time_slices(node).values()}) == 1
-
-
-def test_mps_has_the_limits_of_its_parameters(node: NodeAgent, pods: Pods) -> None:
-    limits = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
-    ask(pods, "mps", gpu(), config=gpu_config("MPS", mpsConfig=limits))
-    asking = [
-        {**container(burn_and_stay("1Gi"), name=name), "resources": {"claims": [{"name": "mine"}]}}
-        for name in ("ctr0", "ctr1")
-    ]
-    pods.create(pod("mps", *asking, resourceClaims=[{"name": "mine", "resourceClaimName": "mps"}]))
-    for name in ("ctr0", "ctr1"):
-        said = burnt(pods, "mps", name)
-        assert (said.total_bytes, said.errors) == (10 * GIB, ())
-    (only,) = node.shares()
-    assert (only.mode, only.devices[0].compute.ceiling) == ("mps", 5000)
-
-
-def test_wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> None:
-    wrong = gpu_config("TimeSlicing", timeSlicingConfig={"interval": "Longest"})
-    ask(pods, "wrong", gpu(), config=wrong)
-    pods.create(claiming("wrong", burn_and_stay("1Gi"), "wrong"))
-    event = pods.wait_event("wrong", reason=NOT_PREPARED)
-    assert "parameters.sharing.timeSlicingConfig.interval: unknown" in event["message"]
-    assert not node.shares()
-
-
-def test_parts_of_memory_share_a_gpu_and_are_enforced(node: NodeAgent, pods: Pods) -> None:
-    for name in ("a", "b"):
-        ask(pods, name, gpu(capacity={"requests": {"memory": "4Gi"}}))
-        pods.create(claiming(name, burn_and_stay("1Gi"), name))
-    found = [burnt(pods, name) for name in ("a", "b")]
-    assert [each.total_bytes for each in found] == [4 * GIB, 4 * GIB]
-    assert len({each.uuid for each in found}) == 1
-    assert {each.mode for each in node.shares()} == {"soft"}
-    ask(pods, "whole", gpu())
-    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
-    assert burnt(pods, "whole").uuid != found[0].uuid
-
-
-def test_an_extended_resource_needs_no_plugin(own_cluster: Callable[..., Cluster]) -> None:
-    """The kube-scheduler makes the claim for `nvidia.com/gpu: 1` (DRAExtendedResource).
-
-    On a node that has had no device plugin of that name: the kubelet holds its resource for five
-    minutes after it has ended, and starts no container with a claim in its place.
-    """
-    own = own_cluster()
-    install_classes(own, NVIDIAS)
-    pods = Pods(own, "default")
-    with node_agent(own, IN_PLACE) as agent:
-        wait_until(lambda: published(own, NVIDIAS), "slices", explain=agent.explain)
-        pods.create(pod("plain", container(burn_and_stay("1Gi"), limits={NVIDIA: "1"})))
-        assert burnt(pods, "plain").total_bytes > LARGE
-        (only,) = agent.shares()
-    assert only.owner is not None
-    assert (only.owner.is_claim, only.owner.resource, only.mode) == (True, NVIDIAS, "exclusive")
-
-
-def test_admin_access_sees_every_gpu_and_takes_nothing(node: NodeAgent, pods: Pods) -> None:
-    pods.cluster.api.patch(
-        f"/api/v1/namespaces/{pods.namespace}",
-        {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
-    )
-    ask(pods, "watch", gpu(adminAccess=True, allocationMode="All"))
-    look = "nvidia-smi -L; test -e /etc/ld.so.preload || echo no shim; exec sleep 1000"
-    pods.create(claiming("watch", ["sh", "-c", look], "watch"))
-    seen = pods.wait_logs("watch", lines=3)
-    assert all(uuid in seen for uuid in node.gpus())
-    assert "no shim" in seen
-    assert not node.shares()
-    ask(pods, "whole", gpu())
-    pods.create(claiming("whole", burn_and_stay("1Gi"), "whole"))
-    assert burnt(pods, "whole").total_bytes > LARGE
 
 
 def test_another_name_takes_no_claim_from_its_pod(node: NodeAgent, pods: Pods) -> None:

@@ -21,6 +21,7 @@ from allotment.agent.node_state import NodeState
 from allotment.devices.facts import NodeFacts
 from allotment.devices.timeslices import TimeSlice
 from allotment.kube.clients import HttpRequest
+from allotment.kube.resource_claims import API
 from allotment.model.devices import Device
 from allotment.model.errors import PrerequisiteError
 from allotment.model.pods import PodUid
@@ -123,6 +124,10 @@ class Scene:
         self.written: list[HttpRequest] = []
         self.conflicts = 0
         """So many writes of a status meet with another one."""
+        self.is_older = False
+        """The API server has no ResourceClaims."""
+        self.looks = 0
+        """So many requests for the API itself."""
         self.refuses_slices = False
         self.slices = 0
         """So many requests for slices."""
@@ -146,6 +151,8 @@ class Scene:
             pod_s=0.05,
         )
         self.channel: grpc.aio.Channel
+        self.service = ""
+        """By which the kubelet asks, of those that the driver registered."""
 
     def _slice_time(self, uuid: str, length: TimeSlice) -> None:
         self.sliced.append((uuid, str(length)))
@@ -155,6 +162,9 @@ class Scene:
     def _answer(self, request: HttpRequest) -> Reply:
         if "/resourceclaims/" in request.path:
             return self._of_claim(request)
+        if request.path == API:
+            self.looks += 1
+            return answered({"code": 404}, 404) if self.is_older else answered({})
         self.slices += "/resourceslices" in request.path
         if request.path.endswith("/resourceslices") and request.method == "GET":
             return answered({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -187,20 +197,42 @@ class Scene:
 
     async def release(self, uid: str = "u1") -> str:
         """Release a claim; return the error."""
-        method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
+        method = services.unprepare_resources(self.service)
         asked = dra.Claim(namespace="default", name="mine", uid=uid)
         answer = await self.call(method, dra.NodeUnprepareResourcesRequest(claims=[asked]))
         return str(answer.claims[uid].error)
 
     async def prepare(
-        self, version: str = "v1", uid: str = "u1", *, timeout_s: float = 10
+        self, uid: str = "u1", *, timeout_s: float = 10
     ) -> dra.NodePrepareResourceResponse:
-        method = services.prepare_resources(services.DRA_SERVICES[f"{version}.DRAPlugin"])
+        method = services.prepare_resources(self.service)
         asked = dra.Claim(namespace="default", name="mine", uid=uid)
         request = dra.NodePrepareResourcesRequest(claims=[asked])
         answer = await self.call(method, request, timeout_s=timeout_s)
         found: dra.NodePrepareResourceResponse = answer.claims[uid]
         return found
+
+
+KUBELETS = {
+    "1.33": {"v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"},
+    "1.36": {
+        "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
+        "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
+    },
+}
+"""The services that kubelets can ask, the newest first, by the names of registrations."""
+
+
+def chosen_service(info: registration.PluginInfo, kubelet: str) -> str:
+    """The service that a kubelet chooses at a registration.
+
+    As `validateSupportedServices` of pkg/kubelet/cm/dra/plugin, without the kubelets' v1alpha4.
+    """
+    assert info.type == "DRAPlugin"
+    known = KUBELETS[kubelet]
+    common = [service for name, service in known.items() if name in info.supported_versions]
+    assert common, f"kubelet {kubelet} knows none of {info.supported_versions}"
+    return common[0]
 
 
 @asynccontextmanager
@@ -210,6 +242,7 @@ async def serving(
     driver: str = DRIVER,
     *,
     look_s: float = 0.01,
+    kubelet: str = "1.36",
 ) -> AsyncIterator[Scene]:
     scene = Scene(folder, found, driver, look_s=look_s)
     task = asyncio.create_task(scene.driver.run())
@@ -224,6 +257,7 @@ async def serving(
             scene.channel = channel
             info = await scene.call(services.PLUGIN_INFO, registration.InfoRequest())
             assert not scene.slices, "no claim comes before the kubelet knows the driver"
+            scene.service = chosen_service(info, kubelet)
             known = registration.RegistrationStatus(plugin_registered=True)
             await scene.call(services.PLUGIN_REGISTERED, known)
         async with grpc.aio.insecure_channel(

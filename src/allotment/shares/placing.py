@@ -40,7 +40,13 @@ from allotment.placement import (
 from allotment.placement.judge import in_each_mode
 from allotment.shares.booking import Booking, booked, states_of
 from allotment.shares.folders import StateFolder
-from allotment.shares.mode_policy import KEPT, ModePolicy, read_mode_policies, refusal_on
+from allotment.shares.mode_policy import (
+    KEPT,
+    ModePolicy,
+    read_mode_policies,
+    refusal,
+    refusal_on,
+)
 from allotment.shares.record import LoadedShare
 
 _IN_MIG_MODE: Final = "it is in MIG mode: it has slices, and no parts of the whole"
@@ -212,6 +218,29 @@ def refuse_kept(folder: StateFolder, order: ShareOrder, placement: Placement) ->
                 f"GPU {placed.gpu or placed.device.uuid}: {why}",
                 hint="`allot devices` shows what GPUs are for",
             )
+
+
+def in_allowed_modes(order: ShareOrder, policies: Mapping[str, ModePolicy]) -> ShareOrder:
+    """Return an order in those of its modes that the GPUs that it names may have.
+
+    For orders whose scheduler knows no modes. Raises `DoesNotFitError` if none is left.
+    """
+    refusals = {
+        mode: [
+            f"GPU {uuid}: {why}"
+            for uuid in order.devices
+            if (why := refusal(policies.get(uuid), mode))
+        ]
+        for mode in order.request.modes
+    }
+    modes = [mode for mode, reasons in refusals.items() if not reasons]
+    if not modes:
+        raise DoesNotFitError(
+            f"mode {order.request.mode}: {refusals[order.request.mode][0]}",
+            hint="ask for a mode that `allot devices` shows for the GPU, or select another GPU",
+        )
+    request = replace(order.request, mode=modes[0], other_modes=tuple(modes[1:]))
+    return order if request == order.request else replace(order, request=request)
 
 
 def _as_cut(folder: StateFolder, device: Device) -> Device:

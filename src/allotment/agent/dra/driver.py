@@ -13,7 +13,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -58,6 +57,7 @@ from allotment.kube.resource_claims import (
 from allotment.kube.watching import Signal
 from allotment.model.errors import (
     AllotError,
+    DoesNotFitError,
     NoDevicesError,
     UsageError,
 )
@@ -66,10 +66,9 @@ from allotment.model.reported import Reported
 from allotment.model.shares import Share
 from allotment.modes import traits_of
 from allotment.shares.cdi import KIND
-from allotment.shares.mode_policy import refusal
 from allotment.shares.monitors import KIND as MONITOR_KIND
 from allotment.shares.monitors import Monitors
-from allotment.shares.placing import ShareOrder
+from allotment.shares.placing import ShareOrder, in_allowed_modes
 from allotment.shares.record import LoadedShare
 
 _log = structlog.get_logger("allotment.agent")
@@ -195,7 +194,8 @@ class ResourceDriver:
         if pool != self._pool:
             self._pool = pool
             self._renewed.notify()
-        self._users.renew((self._pool, frozenset(each.id for each in shares)))
+        books = self._pool, self._state.mode_policies, frozenset(each.id for each in shares)
+        self._users.renew(books)
         self._slices.want(pool.slices if is_published else (), node_uid=node.uid)
 
     def _tell_refused(self, error: KubeError) -> None:
@@ -485,7 +485,7 @@ class ResourceDriver:
         before = {share.id for share in self._tenants.shares}
         if not before.issuperset(order.id for order in orders.values()):
             # What runs already is not taken back.
-            self._check_modes(claim, orders)
+            orders = {name: self._allowed(claim, name, each) for name, each in orders.items()}
             await self._users.check(claim, orders)
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
         is_new = before.isdisjoint(order.id for order in orders.values())
@@ -493,16 +493,22 @@ class ResourceDriver:
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
 
-    def _check_modes(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
-        """Refuse a claim that tolerates that its GPU is for other modes. Raises `UsageError`."""
-        for request in orders.keys() & claim.tolerant:
-            order = orders[request]
-            for uuid, mode in product(order.devices, order.request.modes):
-                if why := refusal(self._state.mode_policies.get(uuid), mode):
-                    raise UsageError(
-                        f"ResourceClaim {claim}, request {request}: GPU {uuid}: {why}",
-                        hint="a toleration does not change that: remove it from the claim",
-                    )
+    def _allowed(self, claim: ResourceClaim, request: str, order: ShareOrder) -> ShareOrder:
+        """Return an order in the modes that its GPUs may have. Raises `AllotError`.
+
+        No scheduler reads modes. But a device with a taint was given before that, unless the claim
+        tolerates it: such a claim keeps its mode.
+        """
+        names = (each.device for each in claim.devices if each.request == request)
+        is_tainted = any(self._pool.devices[name].document.get("taints") for name in names)
+        if is_tainted and request not in claim.tolerant:
+            return order
+        try:
+            return in_allowed_modes(order, self._state.mode_policies)
+        except DoesNotFitError as error:
+            raise UsageError(
+                f"ResourceClaim {claim}, request {request}: {error.message}", hint=error.hint
+            ) from error
 
     async def _end_former(self, claim: ResourceClaim, orders: Iterable[ShareOrder]) -> None:
         """End what a claim had from a former allocation, whose release was lost."""

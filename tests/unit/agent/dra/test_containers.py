@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from driver_twin import DEVICE, DRIVER, claim, result, serving
 from gpus import gpu
+from own_node_twin import until
 
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid, UsedClaim
 from allotment.model.structs import replace
@@ -47,8 +48,8 @@ def pod(*containers: tuple[UsedClaim, ...]) -> Pod:
     )
 
 
-def as_mps(request: str) -> dict[str, Any]:
-    parameters = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": "mps"}
+def in_mode(request: str, mode: object = "mps") -> dict[str, Any]:
+    parameters = {"apiVersion": "allotment.dev/v1", "kind": "ShareConfig", "mode": mode}
     opaque = {"driver": DRIVER, "parameters": parameters}
     return {"requests": [request], "opaque": opaque}
 
@@ -116,7 +117,7 @@ def test_modes_that_go_with_no_other_are_refused(folder: Path) -> None:
     whole = answer(folder, of_pair("gpu-1-whole"), pod(BOTH))
     assert "request b/first of default/mine has whole GPUs, and the others have parts" in whole
     mps = of_pair("gpu-1")
-    mps["status"]["allocation"]["devices"]["config"] = [as_mps("b")]
+    mps["status"]["allocation"]["devices"]["config"] = [in_mode("b")]
     assert "one of them has mode mps" in answer(folder, mps, pod(BOTH))
 
 
@@ -150,6 +151,7 @@ def test_a_toleration_gives_no_part_of_a_gpu_that_is_kept_for_other_modes(folder
     async def story() -> None:
         async with serving(folder, tolerant) as scene:
             scene.state.mode_policies = {DEVICE.uuid: ModePolicy(("mig",))}
+            scene.driver.offer([])
             error = (await scene.prepare()).error
             assert "request gpu" in error
             assert "mig by `allot devices set-mode`" in error
@@ -158,5 +160,30 @@ def test_a_toleration_gives_no_part_of_a_gpu_that_is_kept_for_other_modes(folder
             assert not (await scene.prepare()).error
             scene.claim = tolerant  # what has its share keeps it
             assert not (await scene.prepare()).error
+
+    asyncio.run(story())
+
+
+def test_a_claim_has_a_mode_that_its_gpu_may_have(folder: Path) -> None:
+    """A device serves several modes: kube-scheduler cannot read which one a claim has."""
+    found = claim(result())
+    allocated = found["status"]["allocation"]["devices"]
+
+    async def story() -> None:
+        async with serving(folder, found) as scene:
+            scene.state.mode_policies = {DEVICE.uuid: ModePolicy(("soft", "exclusive"))}
+            allocated["config"] = [in_mode("gpu", ["mps", "soft"])]
+            scene.driver.offer([])
+            assert not (await scene.prepare()).error
+            assert [each.request.modes for each in scene.shares.orders] == [("soft",)]
+            assert not await scene.release()
+            scene.shares.shares = ()
+            allocated["config"] = [in_mode("gpu")]
+            error = (await scene.prepare()).error
+            assert f"mode mps: GPU {DEVICE.uuid}: kept for mode soft or exclusive" in error
+            assert len(scene.shares.orders) == 1
+            scene.state.mode_policies = {}  # no device of the pool has changed
+            scene.driver.offer([])
+            await until(lambda: len(scene.shares.orders) > 1)
 
     asyncio.run(story())

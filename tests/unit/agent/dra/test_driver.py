@@ -22,7 +22,6 @@ from own_node_twin import until
 
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import dra_health_pb2 as health
-from allotment.agent.kubelet.proto import dra_pb2 as dra
 from allotment.agent.kubelet.proto import pluginregistration_pb2 as registration
 from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import NodeFacts
@@ -61,12 +60,21 @@ def test_the_kubelet_finds_the_driver_and_its_versions(folder: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_claim_is_prepared_for_either_version(folder: Path, version: str) -> None:
+@pytest.mark.parametrize(
+    ("kubelet", "version"),
+    [
+        pytest.param("1.36", "v1", id="v1"),
+        pytest.param("1.33", "v1beta1", id="v1beta1 alone"),
+    ],
+)
+def test_a_claim_is_prepared_and_released_for_either_version(
+    folder: Path, kubelet: str, version: str
+) -> None:
     async def story() -> None:
-        async with serving(folder, claim(result())) as scene:
-            answer = await scene.prepare(version)
-            again = await scene.prepare(version)
+        async with serving(folder, claim(result()), kubelet=kubelet) as scene:
+            assert f".{version}." in scene.service
+            answer = await scene.prepare()
+            again = await scene.prepare()
             assert answer.error == ""
             (device,) = answer.devices
             assert (device.pool_name, device.device_name) == ("n1", "gpu-0")
@@ -79,6 +87,8 @@ def test_a_claim_is_prepared_for_either_version(folder: Path, version: str) -> N
             assert one.owner is not None
             assert (str(one.owner), one.owner.is_claim) == ("default/mine/gpu", True)
             assert one.devices == (DEVICE.uuid,)
+            assert await scene.release() == ""
+            assert scene.shares.released == ["u1"]
 
     asyncio.run(story())
 
@@ -110,6 +120,8 @@ def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
             scene.claim = claim(result())
             scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
             assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
+            scene.is_down = True
+            assert "503" in (await scene.prepare()).error
             assert not scene.shares.orders
 
     asyncio.run(story())
@@ -173,10 +185,6 @@ def test_a_claims_status_says_what_it_has_beside_other_drivers(folder: Path) -> 
 
 
 def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
-    method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
-    asked = dra.NodeUnprepareResourcesRequest(
-        claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
-    )
     devices = ("gpu-0-monitor", "gpu-0-whole")
     admin = [result("watch", name, adminAccess=True, shareID="") for name in devices]
 
@@ -198,8 +206,7 @@ def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
             assert device["containerEdits"]["mounts"] == []
         # The next agent knows it by the folder alone.
         async with serving(folder, None) as scene:
-            answer = await scene.call(method, asked)
-            assert answer.claims["u1"].error == ""
+            assert await scene.release() == ""
         assert not list((folder / "cdi").iterdir())
         assert not list((folder / "state" / "monitors").iterdir())
 
@@ -207,19 +214,13 @@ def test_a_monitor_sees_its_gpu_and_takes_nothing(folder: Path) -> None:
 
 
 def test_a_release_that_has_to_wait_is_told(folder: Path) -> None:
-    method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
-    asked = dra.NodeUnprepareResourcesRequest(
-        claims=[dra.Claim(namespace="default", name="mine", uid="u1")]
-    )
 
     async def story() -> None:
         async with serving(folder) as scene:
             scene.shares.refusal = BusyError("share x is in use by 1 process (7)")
-            answer = await scene.call(method, asked)
-            assert "in use by 1 process" in answer.claims["u1"].error
+            assert "in use by 1 process" in await scene.release()
             scene.shares.refusal = None
-            answer = await scene.call(method, asked)
-            assert answer.claims["u1"].error == ""
+            assert await scene.release() == ""
             assert scene.shares.released == ["u1", "u1"]
 
     asyncio.run(story())
@@ -538,9 +539,7 @@ def test_a_time_slice_is_set_for_the_claim_and_set_back(folder: Path) -> None:
             assert (await scene.prepare()).error == ""
             assert scene.shares.orders[0].request.mode == "timeslice"
             assert scene.sliced == [(DEVICE.uuid, "long")]
-            method = services.unprepare_resources(services.DRA_SERVICES["v1.DRAPlugin"])
-            asked = dra.Claim(namespace="default", name="mine", uid="u1")
-            await scene.call(method, dra.NodeUnprepareResourcesRequest(claims=[asked]))
+            assert await scene.release() == ""
             assert scene.sliced[1:] == [(DEVICE.uuid, "default")]
             assert scene.shares.released == ["u1"]
 

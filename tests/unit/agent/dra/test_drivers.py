@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+import driver_twin
 import yaml
 from gpus import gpu
 from own_node_twin import until
@@ -189,6 +190,21 @@ def test_a_former_driver_serves_its_monitors_to_their_end() -> None:
             await task
 
     asyncio.run(story())
+
+
+def test_an_api_server_without_claims_has_no_driver(tmp_path: Path) -> None:
+    async def story() -> None:
+        scene = driver_twin.Scene(tmp_path, None)
+        scene.is_older = True
+        task = asyncio.create_task(scene.driver.run())
+        await until(lambda: scene.looks)
+        assert not task.done(), "it looks again"
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+    assert not list(tmp_path.glob("plugins*"))
 
 
 def test_claims_of_another_name_are_taken_off_the_pool() -> None:
