@@ -104,10 +104,10 @@ class MigTwin:
         with self._step("create_gpu_instance"):
             assert start in profile.starts
             wanted = set(range(start, start + profile.size))
-            for each in self.there.values():
+            for each in tuple(self.there.values()):
                 if wanted & set(range(each.start, each.start + each.profile.size)):
                     raise DoesNotFitError("insufficient resources")
-            same = sum(each.profile is profile for each in self.there.values())
+            same = sum(each.profile is profile for each in tuple(self.there.values()))
             if same >= profile.most:
                 raise DoesNotFitError("insufficient resources")
             # As an A100 numbers them: by place, so that numbers come back.

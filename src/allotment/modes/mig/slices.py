@@ -102,11 +102,13 @@ class Slices:
         not claimed, and the driver's errors. A failure is undone as far as the driver allows.
         """
         with self.journal.locked():
+            # Before the look: a slice that becomes ready between the two is in one of them.
+            records = self.journal.read().records
             gpu = self._driver.look()
             if not gpu.is_enabled and switches:
                 gpu = self._switched_on(gpu)
             profile = _profile(gpu, name, start)
-            _check_slots(gpu, self.journal.read().records, range(start, start + profile.size))
+            _check_slots(gpu, records, range(start, start + profile.size))
             work = self.journal.begin(
                 SliceRecord(
                     id=new_id(),

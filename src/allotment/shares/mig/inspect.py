@@ -140,6 +140,9 @@ class Survey(msgspec.Struct, frozen=True):
             return replace(state, why="it does not answer")
         if why := self._objection(device) or self.kept(device.uuid):
             return replace(state, why=why)
+        journal = Journal(self.folder.mig / mig.uuid)
+        # Before the look: a slice that becomes ready between the two is in one of them.
+        records = journal.read().records
         gpu = mig.driver.look_if_any()
         if gpu is None:
             return replace(state, why="has no MIG")
@@ -156,12 +159,10 @@ class Survey(msgspec.Struct, frozen=True):
         if not gpu.profiles:
             why = "MIG is off, and the driver reports its profiles only while it is on"
             return replace(state, gpu=gpu, why=why)
-        journal = Journal(self.folder.mig / mig.uuid)
-        records = journal.read().records
         if any(each.stage is not Stage.READY and journal.is_free(each.id) for each in records):
             # The slice of a dead process may be all that is in the way.
             Slices(mig.driver, journal).free_orphans(partial(is_share, self.folder), keep_s=0)
-            gpu, records = mig.driver.look(), journal.read().records
+            records, gpu = journal.read().records, mig.driver.look()
         own = [self._own_slice(record, mig.driver, gpu, journal) for record in records]
         return self._with_slices(state, gpu, own, journal)
 

@@ -21,7 +21,7 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.mig import MigInstance, MigProfile
+from allotment.model.mig import MigGpu, MigInstance, MigProfile
 from allotment.model.structs import replace
 from allotment.modes.mig.journal import (
     Journal,
@@ -211,6 +211,30 @@ def test_eight_at_once_are_seven_and_a_refusal(journal: Journal) -> None:
     assert sum(each is None for each in made) == 1
     assert sorted(each.start for each in made if each) == list(range(7))
     assert len({each.uuid for each in made if each}) == 7
+
+
+def test_a_slice_that_is_ready_just_after_the_look_is_in_the_way(journal: Journal) -> None:
+    begun, looked = threading.Event(), threading.Event()
+
+    class Slow(MigTwin):
+        def create_gpu_instance(self, profile: MigProfile, start: int) -> int:
+            begun.set()
+            assert looked.wait(30)
+            return super().create_gpu_instance(profile, start)
+
+        def look(self) -> MigGpu:
+            seen = super().look()
+            if begun.is_set():
+                looked.set()
+                first.result(30)
+            return seen
+
+    driver = Slow()
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(cut, Slices(driver, journal))
+        assert begun.wait(30)
+        with pytest.raises(DoesNotFitError, match="in the way"):
+            cut(Slices(driver, journal))
 
 
 @pytest.mark.parametrize(
