@@ -113,7 +113,6 @@ class ClusterPages(Pages):
             | {pod.namespace for pod in fleet.waiting}
             | {event.namespace for event in fleet.events}
             | {quota.namespace for quota in fleet.quotas}
-            | self.billed
         ) - {""}
 
     def _check(self, namespace: str, name: str = "what-if") -> None:
