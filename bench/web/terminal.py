@@ -35,13 +35,15 @@ def inspect(_rig: NoRig, options: Options) -> Iterator[Result]:
     made, pods = large(nodes, _GPUS)
     for each in pods:
         each["metadata"]["managedFields"] = _OTHERS
-    with tempfile.TemporaryDirectory(prefix="allotment-bench-") as work:
-        with served_http(Path(work)) as served:
-            served.texts = {"/api/v1/nodes": _listed(made), "/api/v1/pods": _listed(pods)}
-            size = sum(map(len, served.texts.values())) / 1e6
-            for kind, words in _KINDS.items():
-                command = ("inspect", "--kubeconfig", str(served.kubeconfig), *words)
-                yield _result(kind, command, runs, f"{size:.0f} MB from the API server")
+    with (
+        tempfile.TemporaryDirectory(prefix="allotment-bench-") as work,
+        served_http(Path(work)) as served,
+    ):
+        served.texts = {"/api/v1/nodes": _listed(made), "/api/v1/pods": _listed(pods)}
+        size = sum(map(len, served.texts.values())) / 1e6
+        for kind, words in _KINDS.items():
+            command = ("inspect", "--kubeconfig", str(served.kubeconfig), *words)
+            yield _result(kind, command, runs, f"{size:.0f} MB from the API server")
 
 
 def _listed(items: Sequence[Mapping[str, Any]]) -> str:

@@ -40,10 +40,7 @@ def command(*, source: CostSource, output: str) -> None:
       allot cost --prometheus http://127.0.0.1:9090 -n ml --days 30 -o json
       allot cost --price a100-80gb=2.5 --currency EUR
     """  # noqa: D301 - click's mark
-    if source.prometheus is None:
-        bill = source.present().bill(source.prices)
-    else:
-        bill = _past(source)
+    bill = source.present().bill(source.prices) if source.prometheus is None else _past(source)
     source.check(bill.models, bill.namespaces)
     if output == "json":
         print_document(cost_document(bill, source.namespace), output)
