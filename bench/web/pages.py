@@ -26,7 +26,7 @@ from allotment.model.structs import replace
 from allotment.web.application import Pages
 from allotment.web.cluster import ClusterSource
 from allotment.web.cluster_pages import ClusterPages
-from allotment.web.fleet import EVERYTHING, Sight
+from allotment.web.fleet import EVERYTHING, Fleet, Sight
 from allotment.web.guarding import RateLimit, Viewer
 from allotment.web.watching import KEPT_S, Watch
 from bench.harness.options import Options
@@ -109,26 +109,26 @@ async def _of_a_cluster(nodes: int, runs: int) -> list[Result]:
     made, pods = large(nodes, _GPUS)
     agents = Agents(ServerTwin(nodes=made, pods=pods), [name_of(each) for each in made], _GPUS)
     source = ClusterSource(api_of(agents))
-    watch = Watch(source)
     gc.collect()
     before = _resident()
     read, pauses = [], []
     for _ in range(3):
         began = time.process_time()
-        pauses.append(await _longest_pause(watch))
+        found, pause = await _read(source)
         read.append(time.process_time() - began)
-    for number in range(round(KEPT_S / watch.pace_s)):
-        watch.history.add(replace(watch.fleet, read_at=time.time() + number * watch.pace_s))
+        pauses.append(pause)
+    watch = Watch(FleetTwin(lambda _: found, pace_s=1e6))
+    for number in range(round(KEPT_S / source.pace_s)):
+        watch.history.add(replace(found, read_at=found.read_at + number * source.pace_s))
     grown = _resident() - before
-    if not watch.fleet.nodes[1].gpus[0].shares[0].memory_used:
-        raise RuntimeError("no use of the shares")
+    if found.problems or not found.nodes[1].gpus[0].shares[0].memory_used:
+        raise RuntimeError(f"the cluster was not read: {', '.join(found.problems)}")
     served, sizes = Times(), Times()
-    still = Watch(FleetTwin(lambda _: watch.fleet, pace_s=1e6))
-    pages = ClusterPages(still, source, title="made up")
+    pages = ClusterPages(watch, source, title="made up")
     async with TestServer(_application(pages, _Guard())) as server:
-        await _is_read(still)
+        await _is_read(watch)
         await _ask(server, _CLUSTER_PAGES, runs, served, sizes)
-    part = 100 * min(read) / watch.pace_s
+    part = 100 * min(read) / source.pace_s
     return [
         *_served(served, sizes),
         Result(
@@ -136,7 +136,7 @@ async def _of_a_cluster(nodes: int, runs: int) -> list[Result]:
             topic="the cluster",
             unit="% of a core",
             value=part,
-            seen=f"{min(read):.2f} s every {watch.pace_s:.0f} s",
+            seen=f"{min(read):.2f} s every {source.pace_s:.0f} s",
             samples=len(read),
             method="processor time of a reading, with the metrics of all agents; the least",
         ),
@@ -279,17 +279,15 @@ def _seen_by_browser(
     )
 
 
-async def _longest_pause(watch: Watch) -> float:
-    """Read, and return the longest time in milliseconds in which no other task ran."""
-    reading = asyncio.create_task(watch.step())
+async def _read(source: ClusterSource) -> tuple[Fleet, float]:
+    """Read, and return the longest time in milliseconds in which no other task ran, too."""
+    reading = asyncio.create_task(source.read())
     longest, before = 0.0, time.perf_counter()
     while not reading.done():
         await asyncio.sleep(0.001)
         now = time.perf_counter()
         longest, before = max(longest, now - before), now
-    if watch.problem:
-        raise RuntimeError(watch.problem)
-    return 1000 * longest
+    return reading.result(), 1000 * longest
 
 
 def _resident() -> int:
