@@ -31,7 +31,7 @@ _OTHERS: Final = [{"manager": "kubelet", "fieldsV1": {f"f:field-{at}": {} for at
 
 def inspect(_rig: NoRig, options: Options) -> Iterator[Result]:
     """Run it again and again, its output into nothing."""
-    nodes, runs = options.pick(_NODES, 20), options.pick(9, 3)
+    nodes, runs = options.pick(_NODES, 20), options.pick(5, 3)
     made, pods = large(nodes, _GPUS)
     for each in pods:
         each["metadata"]["managedFields"] = _OTHERS
