@@ -147,6 +147,18 @@ def test_what_if_names_the_gpu_or_the_pods_that_must_leave() -> None:
     with_pages(test)
 
 
+def test_an_answer_is_shared_until_the_next_reading() -> None:
+    async def test(client: Client, server: ServerTwin) -> None:
+        for path in ("/what-if?gpus=1&memory=10Gi", "/pods/ml/it"):
+            server.denied = ("-",)
+            text = await (await client.get(path)).text()
+            server.denied = ("/resourcequotas",)  # what is asked for each answer
+            assert await (await client.get(path)).text() == text
+        assert (await client.get("/what-if?gpus=1&memory=11Gi")).status == 503
+
+    with_pages(test)
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
