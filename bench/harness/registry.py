@@ -392,7 +392,7 @@ BENCHES: Final = (
         "Does the real scheduler place a trace as `allot simulate` does?",
         base="allot simulate",
     ),
-    # ---- the page
+    # ---- the page, and the cluster in the terminal
     Bench(
         "page",
         "pages",
@@ -400,6 +400,13 @@ BENCHES: Final = (
         "What does the page cost with 1,200 nodes of 8 GPUs?",
         room="web",
         needs=(Need.CHROMIUM,),
+    ),
+    Bench(
+        "inspect",
+        "terminal",
+        45,
+        "How long does `allot inspect` take with 1,200 nodes of 8 GPUs?",
+        room="web",
     ),
     # ---- placement
     _placement("decisions", "decisions", 60, "How long do decisions take on a large cluster?"),

@@ -147,6 +147,44 @@ def test_the_figures_are_right(server: Prometheus) -> None:
     assert 0 < idle < kept
 
 
+def test_panels_of_one_figure_agree_in_all_dashboards(server: Prometheus) -> None:
+    """At one moment. The test on the cluster compares one of each with what the pods report."""
+    now = time.time()
+
+    def total(name: str, title: str, ref: str = "A", **choices: str) -> float:
+        board = Dashboard(MONITORING / "dashboards" / f"allotment-{name}.json", server, choices)
+        kind = "bargauge" if title.startswith("Namespaces by") else "timeseries"
+        return sum(each.value for each in board.ask(board.titled(title, kind), ref, at=now))
+
+    def of_gpus(title: str) -> float:
+        gpus = [each.labels["gpu"] for each in server.query("allotment_gpu_info", now)]
+        return sum(total("gpu", title, gpu=gpu) for gpu in gpus)
+
+    panels = {
+        "memory of GPUs": [total("fleet", "Memory", "C"), total("node", "Memory in use")],
+        "promised memory": [total("fleet", "Memory", "B"), total("node", "Memory promised")],
+        "memory of shares": [
+            total("share", "Memory in use"),
+            total("namespace", "Memory in use"),
+            total("fleet", "Namespaces by memory"),
+            of_gpus("Memory by share"),
+        ],
+        "limits": [total("share", "Memory in use", "B"), total("namespace", "Memory limits")],
+        "GPU time": [
+            total("share", "GPU time"),
+            total("namespace", "GPU time"),
+            total("fleet", "Namespaces by GPU time"),
+            of_gpus("GPU time by share"),
+        ],
+    }
+    for figure, values in panels.items():
+        assert values[0] > 0, figure
+        assert values == pytest.approx([values[0]] * len(values)), figure
+    chosen = {"namespace": "team-1", "pod": "train-1"}
+    assert total("share", "Memory in use", "B", **chosen) == 60 * GI
+    assert total("share", "GPU time", "B", **chosen) == 0.2
+
+
 def test_each_alert_is_evaluated_and_none_fires_that_should_not(server: Prometheus) -> None:
     def unknown() -> list[str]:
         return [each["name"] for each in server.rules() if each["health"] == "unknown"]

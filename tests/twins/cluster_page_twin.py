@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api_server_twin import Reply, answered
-from explained_twin import asking, node, pod
+from explained_twin import GI, asking, node, pod
+from served_cluster import agent_pod
 
 from allotment.kube.clients import HttpRequest
+from allotment.metrics.use import GpuUse, ShareUse, Use, UseMetrics
 
 Json = dict[str, Any]
 NODES = [node("a"), node("b")]
@@ -60,6 +62,53 @@ def large(nodes: int, devices: int = 8) -> tuple[list[Json], list[Json]]:
     ]
     waiting = [pod(f"waits-{number}", asking("60Gi", gpus=2)) for number in range(20)]
     return [node(name, devices=devices) for name in names], pods + waiting
+
+
+def name_of(item: Json) -> str:
+    return str(item["metadata"]["name"])
+
+
+class Agents:
+    """The same API server with an agent on each node of `large`, whose metrics it passes on."""
+
+    def __init__(self, server: ServerTwin, nodes: Sequence[str], devices: int) -> None:
+        self._server = server
+        path = "/api/v1/namespaces/allotment-system/pods"
+        agents = [agent_pod(name) for name in nodes]
+        self._answers = {path: answered({"metadata": {}, "items": agents})}
+        texts = [_metrics(number, devices) for number in range(3)]
+        for number, name in enumerate(nodes):
+            text = texts[number % 3].replace(b"NODE", name.encode())
+            self._answers[f"{path}/agent-{name}:9446/proxy/metrics"] = Reply(200, text)
+
+    def __call__(self, request: HttpRequest) -> Reply:
+        return self._answers.get(request.path) or self._server(request)
+
+
+def _metrics(number: int, devices: int) -> bytes:
+    """Return the metrics of node NODE, which has the pods of the node of this number."""
+    gpus = [f"GPU-NODE-{index}" for index in range(devices)]
+    use = Use(
+        node="NODE",
+        gpus=tuple(
+            GpuUse(
+                uuid=uuid, index=index, model="A100", pci_bus_id="", memory_total=40 * GI,
+                memory_used=30 * GI, utilization=0.5, temperature_c=50, power_mw=300_000,
+            )
+            for index, uuid in enumerate(gpus)
+        ),
+        shares=tuple(
+            ShareUse(
+                namespace=("ml", "web")[place], pod=f"train-NODE-{index}-{place}", gpu=uuid,
+                container="main", share=f"{index}-{place}", device=uuid, mode="soft",
+                memory_used=15 * GI, memory_limit=20 * GI, guarantee=0.5, ceiling=1.0, gpu_ns=10**9,
+            )
+            for index, uuid in enumerate(gpus)
+            for place in range((number + index) % 3)
+        ),
+        are_shares_read=True,
+    )  # fmt: skip
+    return UseMetrics(lambda: use, lambda: ()).text(is_open=False)
 
 
 SHARE_READY: Json = {

@@ -3,32 +3,20 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.cost_options import (
-    check_days,
-    check_models,
-    check_namespace,
-    from_prometheus,
-    note,
-    note_prices,
-    read_present,
-    read_prices,
-    source_options,
-)
+from allotment.cli.cost_options import CostSource, note, note_prices, source_options
 from allotment.cli.documents import print_document
 from allotment.cli.options import DURATION_NS, output_option
 from allotment.cli.tables import Column, cells_of, print_table
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes, format_count
+from allotment.model.formats import format_bytes, format_count, format_part
 
 if TYPE_CHECKING:
     from allotment.cost.history import Span
     from allotment.cost.peaks import Histories
-    from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.workloads import Advice, ShareHistory, Workload
 
@@ -55,21 +43,7 @@ _ORDER: Final = ("more", "remove", "less", "keep", "wait")
     help="A workload that was watched for less time gets no advice.",
 )
 @output_option("table", "json")
-@click.pass_context
-def command(
-    context: click.Context,
-    *,
-    prometheus: str | None,
-    namespace: str | None,
-    days: int,
-    price: tuple[str, ...],
-    currency: str,
-    simulated: str | None,
-    state: Path | None,
-    margin: float,
-    least_ns: int,
-    output: str,
-) -> None:
+def command(*, source: CostSource, margin: float, least_ns: int, output: str) -> None:
     """Compare what each workload asks for with its own peaks, and advise better amounts.
 
     A workload is all shares of one container of pods with the same name, without what Kubernetes
@@ -97,31 +71,29 @@ def command(
     """  # noqa: D301 - click's mark
     from allotment.cost.workloads import AdviceRules, advise, workloads
 
-    check_days(context, prometheus)
-    prices = read_prices(price, currency)
-    if prometheus is None:
-        histories, models = _present(prices, state, simulated)
-        unit = prices.currency
-    else:
-        histories, models, unit = _past(prices, prometheus, days)
-        if least_ns / 1e9 > days * 86400:
+    has_past = source.prometheus is not None
+    if has_past:
+        histories, models, unit = _past(source)
+        if least_ns / 1e9 > source.days * 86400:
             raise UsageError("--least is more than --days", hint="ask for more days")
-    check_models(prices, models)
-    check_namespace(namespace, {each.namespace for each in histories})
+    else:
+        histories, models = _present(source)
+        unit = source.prices.currency
+    source.check(models, {each.namespace for each in histories})
     rules = AdviceRules(margin=margin / 100, least_s=least_ns / 1e9)
     advices = sorted(
         (
             advise(each, rules)
             for each in workloads(histories)
-            if namespace is None or each.namespace == namespace
+            if source.namespace is None or each.namespace == source.namespace
         ),
         key=_order,
     )
     if output == "json":
         print_document(advice_document(advices, unit), output)
     else:
-        _print(advices, unit, days=None if prometheus is None else days)
-    if prometheus is None:
+        _print(advices, unit, days=source.days if has_past else None)
+    if not has_past:
         note(
             "without --prometheus: peaks are since each share began, and peaks of compute are not"
             " known"
@@ -130,25 +102,21 @@ def command(
         note_prices(models)
 
 
-def _past(
-    prices: "Prices", url: str, days: int
-) -> "tuple[Sequence[ShareHistory], Mapping[str, int], str]":
+def _past(source: CostSource) -> "tuple[Sequence[ShareHistory], Mapping[str, int], str]":
     async def read(prometheus: "Prometheus", span: "Span") -> "Histories":
         from allotment.cost.peaks import share_histories
 
-        return await share_histories(prometheus, span, prices)
+        return await share_histories(prometheus, span, source.prices)
 
-    found = from_prometheus("allot advise", url, days, read)
+    found = source.past(read)
     return found.shares, found.models, found.currency
 
 
-def _present(
-    prices: "Prices", state: Path | None, simulated: str | None
-) -> "tuple[Sequence[ShareHistory], Mapping[str, int]]":
+def _present(source: CostSource) -> "tuple[Sequence[ShareHistory], Mapping[str, int]]":
     from allotment.cost.present import share_histories
 
-    found = read_present(state, simulated)
-    shares = share_histories(found.status, found.gpus, prices, now=found.now)
+    found = source.present()
+    shares = share_histories(found.status, found.gpus, source.prices, now=found.now)
     return shares, Counter(gpu.name for gpu in found.gpus)
 
 
@@ -200,11 +168,11 @@ def _row(advice: "Advice") -> dict[str, str]:
         "WORKLOAD": workload_text(workload),
         "DEVICES": str(workload.devices),
         "ASKS": format_bytes(workload.limit),
-        "PEAK": _bytes(workload.peak),
-        "P99": _bytes(workload.used_p99),
+        "PEAK": format_bytes(workload.peak),
+        "P99": format_bytes(workload.used_p99),
         "MEMORY": "-" if advice.memory is None else _exact(advice.memory),
         "COMPUTE": _compute(advice),
-        "TIME": "-" if workload.time_p99 is None else f"{100 * workload.time_p99:.0f} %",
+        "TIME": format_part(workload.time_p99),
         "FREES": format_bytes(advice.freed_bytes) if advice.freed_bytes else "-",
         "SAVES": f"{advice.saved / MICROS:,.2f}" if advice.saved else "-",
         "WATCHED": _time(workload.watched_s),
@@ -217,10 +185,6 @@ def workload_text(workload: "Workload") -> str:
     return "/".join(
         part for part in (workload.namespace, workload.name, workload.container) if part
     )
-
-
-def _bytes(size: int | None) -> str:
-    return "-" if size is None else format_bytes(size)
 
 
 def _exact(size: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from allotment.cli.documents import print_document, seconds
 from allotment.cli.options import installed, read_of_cluster
 from allotment.cli.tables import Column, cells_of, print_lines, print_table
-from allotment.model.formats import format_bytes, format_count
+from allotment.model.formats import format_bytes, format_count, format_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,10 +95,10 @@ def _row(node: str, share: ShareUse) -> dict[str, str]:
         "GPU": str(share.gpu_index),
         "SHARE OF": holder_of(share),
         "MODE": share.mode or "-",
-        "USED": _bytes(share.memory_used),
+        "USED": format_bytes(share.memory_used),
         "LIMIT": format_bytes(share.memory_limit) if share.memory_limit else "-",
-        "PEAK": _bytes(share.memory_peak),
-        "BUSY": _percent(share.utilization),
+        "PEAK": format_bytes(share.memory_peak),
+        "BUSY": format_part(share.utilization),
         "COMPUTE": _promised(share),
         "REFUSED": "-" if share.refusals is None else str(share.refusals),
         "ENFORCED": "suspended" if share.is_suspended else "yes" if share.is_enforced else "no",
@@ -112,14 +112,6 @@ def holder_of(share: ShareUse) -> str:
     if share.claim:
         return f"{share.namespace}/{share.claim}/{share.request} (claim)"
     return f"{share.share} (no pod)"
-
-
-def _bytes(amount: int | None) -> str:
-    return "-" if amount is None else format_bytes(amount)
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{part * 100:.0f} %"
 
 
 def _promised(share: ShareUse) -> str:
@@ -140,7 +132,7 @@ def _sums(found: Sequence[NodeUse]) -> Iterator[str]:
     yield (
         f"{format_count(shares, 'share')} on {format_count(len(gpus), 'GPU')} of"
         f" {format_count(len(uses), 'node')}: {format_bytes(used)} of {format_bytes(total)} used"
-        + (f", GPUs {sum(busy) * 100 / len(busy):.0f} % busy" if busy else "")
+        + (f", GPUs {format_part(sum(busy) / len(busy))} busy" if busy else "")
     )
     unread = [each.node for each in found if each.use and not each.use.are_shares_read]
     silent = [each for each in found if each.use is None]

@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot cost`: what is paid for GPUs, and how much of it is not used, by namespace."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from allotment.cli.cost_options import (
-    check_days,
-    check_models,
-    check_namespace,
-    from_prometheus,
-    note,
-    read_present,
-    read_prices,
-    source_options,
-)
+from allotment.cli.cost_options import CostSource, note, source_options
 from allotment.cli.documents import print_document
 from allotment.cli.options import output_option
 from allotment.cli.tables import Column, cells_of, print_table
@@ -24,7 +14,6 @@ from allotment.model.formats import utc
 if TYPE_CHECKING:
     from allotment.cost.bills import Bill, BillRow
     from allotment.cost.history import Span
-    from allotment.cost.prices import Prices
     from allotment.cost.prometheus import Prometheus
     from allotment.cost.splitting import Account, Split
 
@@ -32,19 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what GPUs cost, and how much of it is not used.")
 @source_options
 @output_option("table", "json")
-@click.pass_context
-def command(
-    context: click.Context,
-    *,
-    prometheus: str | None,
-    namespace: str | None,
-    days: int,
-    price: tuple[str, ...],
-    currency: str,
-    simulated: str | None,
-    state: Path | None,
-    output: str,
-) -> None:
+def command(*, source: CostSource, output: str) -> None:
     """Show what is paid for GPUs, and how much of it each namespace has and does not use.
 
     A GPU is paid for while its node agent reports it. A share is allocated the larger of its parts
@@ -63,29 +40,23 @@ def command(
       allot cost --prometheus http://127.0.0.1:9090 -n ml --days 30 -o json
       allot cost --price a100-80gb=2.5 --currency EUR
     """  # noqa: D301 - click's mark
-    check_days(context, prometheus)
-    prices = read_prices(price, currency)
-    if prometheus is None:
-        bill = read_present(state, simulated).bill(prices)
-    else:
-        bill = _past(prices, prometheus, days)
-    check_models(prices, bill.models)
-    check_namespace(namespace, bill.namespaces)
+    bill = source.present().bill(source.prices) if source.prometheus is None else _past(source)
+    source.check(bill.models, bill.namespaces)
     if output == "json":
-        print_document(cost_document(bill, namespace), output)
+        print_document(cost_document(bill, source.namespace), output)
     else:
-        _print(bill, namespace)
+        _print(bill, source.namespace)
     for text in bill.notes():
         note(text)
 
 
-def _past(prices: "Prices", url: str, days: int) -> "Bill":
+def _past(source: CostSource) -> "Bill":
     async def read(prometheus: "Prometheus", span: "Span") -> "Bill":
         from allotment.cost.history import past_bill
 
-        return await past_bill(prometheus, span, prices)
+        return await past_bill(prometheus, span, source.prices)
 
-    return from_prometheus("allot cost", url, days, read)
+    return source.past(read)
 
 
 def _print(bill: "Bill", namespace: str | None) -> None:

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -58,7 +59,7 @@ price_options: Callable[[_F], _F] = options(
         " agents]",
     ),
 )
-source_options: Callable[[_F], _F] = options(
+_source_options: Callable[[_F], _F] = options(
     prometheus_option("this machine's shares, as far as their ledgers know."),
     click.option(
         "--namespace", "-n", metavar="NAMESPACE", help="Only this namespace.  [default: all]"
@@ -88,18 +89,6 @@ def read_prices(texts: tuple[str, ...], currency: str) -> "Prices":
     return prices_of(amounts, currency)
 
 
-def check_models(prices: "Prices", models: Mapping[str, int]) -> None:
-    """Raise `UsageError` for a price of a model that is not there."""
-    from allotment.cost.prices import listed
-
-    unused = prices.unused(models)
-    if unused:
-        raise UsageError(
-            f"--price {unused[0]}: no GPU of this model",
-            hint=f"the models are: {listed(models)}",
-        )
-
-
 def note_prices(models: Mapping[str, int]) -> None:
     """Say that no model has a price."""
     from allotment.cost.prices import unpriced_text
@@ -110,30 +99,6 @@ def note_prices(models: Mapping[str, int]) -> None:
 
 def note(text: str) -> None:
     click.echo(f"note: {printable(text)}", err=True)
-
-
-def from_prometheus(
-    command: str,
-    url: str,
-    days: int,
-    read: "Callable[[Prometheus, Span], Awaitable[_T]]",
-) -> _T:
-    """Read the last days from Prometheus, and note what it says of its answers."""
-    import asyncio
-
-    with installed(f"{command} --prometheus", extra="kubernetes"):
-        from allotment.cost.history import Span
-        from allotment.cost.prometheus import connect
-    span = Span(time.time(), days)
-
-    async def connected() -> _T:
-        async with connect(url) as prometheus:
-            found = await read(prometheus, span)
-            for warning in prometheus.warnings:
-                note(f"Prometheus: {warning}")
-            return found
-
-    return asyncio.run(connected())
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,8 +128,8 @@ def present_of(rows: "Sequence[DeviceRow]", status: "ShareStatus") -> Present:
     )
 
 
-def read_present(state: Path | None, simulated: str | None) -> Present:
-    """Read them. Raises `NoDevicesError`."""
+def _read_present(state: Path | None, simulated: str | None) -> Present:
+    """Raises `NoDevicesError`."""
     from functools import cache
 
     from allotment.cli.machines import survey
@@ -182,17 +147,86 @@ def read_present(state: Path | None, simulated: str | None) -> Present:
     return present_of(rows, share_status(shares, once, machines=machines, serving=serving))
 
 
-def check_days(context: click.Context, prometheus: str | None) -> None:
-    """Refuse a range where there is no past to read."""
-    source = context.get_parameter_source("days")
-    if prometheus is None and source is click.core.ParameterSource.COMMANDLINE:
-        raise UsageError(
-            "--days needs --prometheus",
-            hint="ledgers have no past but peaks; give the address of Prometheus, or no --days",
+class CostSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Which figures are wanted, and from where, as `source_options` have it."""
+
+    prometheus: str | None
+    namespace: str | None
+    """None: all."""
+    days: int
+    prices: "Prices"
+    simulated: str | None
+    state: Path | None
+
+    def past(self, read: "Callable[[Prometheus, Span], Awaitable[_T]]") -> _T:
+        """Read the days from Prometheus, and note what it says of its answers."""
+        import asyncio
+
+        command = click.get_current_context().info_name
+        with installed(f"allot {command} --prometheus", extra="kubernetes"):
+            from allotment.cost.history import Span
+            from allotment.cost.prometheus import connect
+        span = Span(time.time(), self.days)
+
+        async def connected() -> _T:
+            async with connect(self.prometheus or "") as prometheus:
+                found = await read(prometheus, span)
+                for warning in prometheus.warnings:
+                    note(f"Prometheus: {warning}")
+                return found
+
+        return asyncio.run(connected())
+
+    def present(self) -> Present:
+        """Read this machine. Raises `NoDevicesError`."""
+        return _read_present(self.state, self.simulated)
+
+    def check(self, models: Mapping[str, int], namespaces: Collection[str]) -> None:
+        """Raise an error for a price or a namespace that nothing of these has."""
+        from allotment.cost.prices import listed
+
+        unused = self.prices.unused(models)
+        if unused:
+            raise UsageError(
+                f"--price {unused[0]}: no GPU of this model",
+                hint=f"the models are: {listed(models)}",
+            )
+        if self.namespace is not None and self.namespace not in namespaces:
+            shown = ", ".join(sorted(filter(None, namespaces))) or "none"
+            raise NotFoundError(
+                f"no shares in namespace {self.namespace!r}", hint=f"there are: {shown}"
+            )
+
+
+def source_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that become the argument `source`, a `CostSource`."""
+
+    @wraps(function)
+    def with_source(
+        *,
+        prometheus: str | None,
+        namespace: str | None,
+        days: int,
+        price: tuple[str, ...],
+        currency: str,
+        simulated: str | None,
+        state: Path | None,
+        **others: object,
+    ) -> None:
+        given = click.get_current_context().get_parameter_source("days")
+        if prometheus is None and given is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(
+                "--days needs --prometheus",
+                hint="ledgers have no past but peaks; give the address of Prometheus, or no --days",
+            )
+        source = CostSource(
+            prometheus=prometheus,
+            namespace=namespace,
+            days=days,
+            prices=read_prices(price, currency),
+            simulated=simulated,
+            state=state,
         )
+        function(source=source, **others)
 
-
-def check_namespace(namespace: str | None, known: Collection[str]) -> None:
-    if namespace is not None and namespace not in known:
-        shown = ", ".join(sorted(filter(None, known))) or "none"
-        raise NotFoundError(f"no shares in namespace {namespace!r}", hint=f"there are: {shown}")
+    return _source_options(with_source)

@@ -12,7 +12,7 @@ import msgspec
 
 from allotment.cost.prices import MICROS, unpriced_text
 from allotment.cost.splitting import GPU_HOUR, NO_SHARE, Account, Split
-from allotment.model.formats import format_count, utc
+from allotment.model.formats import format_count, format_part, utc
 
 NO_NAMESPACE: Final = "(allot run)"
 UNALLOCATED: Final = "(unallocated)"
@@ -96,9 +96,9 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         idle = total.unallocated + total.unused
         return (
-            f"Idle: {100 * idle / total.paid:.0f} % is paid for and not used"
-            f" ({100 * total.unallocated / total.paid:.0f} % unallocated,"
-            f" {100 * total.unused / total.paid:.0f} % allocated and unused)."
+            f"Idle: {format_part(idle / total.paid)} is paid for and not used"
+            f" ({format_part(total.unallocated / total.paid)} unallocated,"
+            f" {format_part(total.unused / total.paid)} allocated and unused)."
         )
 
     def notes(self) -> list[str]:

@@ -5,6 +5,7 @@ Read once by lists. GPUs that other systems gave to running pods count by their 
 systems with records, or of those that a scheduler takes over.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -92,6 +93,14 @@ class LiveCluster(msgspec.Struct, frozen=True):
     """The internal address of each node with devices."""
 
 
+class _Claims(msgspec.Struct, frozen=True):
+    """The claims with devices of ours."""
+
+    found: tuple[ResourceClaim, ...] = ()
+    problem: str = ""
+    """Why they are missing."""
+
+
 async def read_cluster(
     api: Api,
     *,
@@ -104,12 +113,30 @@ async def read_cluster(
     `dialects` None: all with default settings. Records of systems outside `systems` are a problem
     too. `modes` are the default modes, the best first.
     """
+    nodes, pods, claims = await asyncio.gather(
+        listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"),
+        listed(api, "/api/v1/pods", DatedPod, asked="list pods"),
+        _claims(api),
+    )
+    read_by = foreign_dialects() if dialects is None else dialects
     settings = NeedSettings(tuple(modes))
+    # In a thread: it takes a second for a large cluster, and a page answers others meanwhile.
+    return await asyncio.to_thread(_live, nodes, pods, claims, settings, read_by, systems)
+
+
+def _live(
+    nodes: Sequence[NodeObject],
+    pods: Sequence[DatedPod],
+    claims: _Claims,
+    settings: NeedSettings,
+    dialects: Sequence[ForeignDialect],
+    systems: Collection[str],
+) -> LiveCluster:
     problems: list[str] = []
-    nodes = []
+    inventories = {}
     others = []
     addresses = {}
-    for node in await listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
+    for node in sorted(nodes, key=lambda node: node.metadata.name):
         try:
             inventory = inventory_of(node)
         except UsageError as error:
@@ -118,11 +145,37 @@ async def read_cluster(
         if inventory is None:
             others.append(node.metadata.name)
         else:
-            nodes.append(inventory)
+            inventories[inventory.name] = inventory
             addresses[inventory.name] = _address(node)
+    found = _pods(pods, settings, problems)
+    for place, live in enumerate(found):
+        try:
+            found[place] = _with_devices(live, inventories, dialects, systems)
+        except UsageError as error:
+            problems.append(f"GPUs of another system: {error.message}")
+    found.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
+    if claims.problem:
+        problems.append(claims.problem)
+    bookings = (
+        claim_booking(claim, home)
+        for claim in claims.found
+        if (home := inventories.get(claim.devices[0].pool)) is not None
+    )
+    return LiveCluster(
+        tuple(inventories.values()),
+        tuple(found),
+        tuple(problems),
+        tuple(others),
+        tuple(each for each in bookings if each is not None),
+        claims.found,
+        addresses,
+    )
+
+
+def _pods(items: Sequence[DatedPod], settings: NeedSettings, problems: list[str]) -> list[LivePod]:
     pods = []
     requests = _Requests(settings)
-    for item in await listed(api, "/api/v1/pods", DatedPod, asked="list pods"):
+    for item in items:
         is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
         if item.status.phase in ENDED or is_leaving:
             continue
@@ -149,30 +202,7 @@ async def read_cluster(
                 resized=_resized(pod, settings),
             )
         )
-    nodes.sort(key=lambda node: node.name)
-    by_name = {node.name: node for node in nodes}
-    read_by = foreign_dialects() if dialects is None else dialects
-    for place, live in enumerate(pods):
-        try:
-            pods[place] = _with_devices(live, by_name, read_by, systems)
-        except UsageError as error:
-            problems.append(f"GPUs of another system: {error.message}")
-    pods.sort(key=lambda live: (-live.priority, live.created, live.need.uid))
-    claims = await _claims(api, problems)
-    bookings = (
-        claim_booking(claim, home)
-        for claim in claims
-        if (home := by_name.get(claim.devices[0].pool)) is not None
-    )
-    return LiveCluster(
-        tuple(nodes),
-        tuple(pods),
-        tuple(problems),
-        tuple(sorted(others)),
-        tuple(each for each in bookings if each is not None),
-        claims,
-        addresses,
-    )
+    return pods
 
 
 class _Requests:
@@ -234,16 +264,15 @@ def _resized(pod: ClusterPod, settings: NeedSettings) -> PodNeed | None:
         return None  # the booking has the amounts
 
 
-async def _claims(api: Api, problems: list[str]) -> tuple[ResourceClaim, ...]:
-    """Return the claims with devices of ours; none of a server without claims."""
+async def _claims(api: Api) -> _Claims:
+    """Return none of a server without claims."""
     try:
         items = await listed(api, CLAIMS, ClaimObject, asked="list resourceclaims")
     except ObjectMissingError:
-        return ()
+        return _Claims()
     except DeniedError as error:
-        problems.append(f"claims: {error.message}")
-        return ()
-    return tuple(claim for item in items if (claim := allocated_claim(item)) is not None)
+        return _Claims(problem=f"claims: {error.message}")
+    return _Claims(tuple(claim for item in items if (claim := allocated_claim(item)) is not None))
 
 
 def _with_devices(

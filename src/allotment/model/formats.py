@@ -29,8 +29,15 @@ def format_uuid(kind: str, digits: str) -> str:
     return f"{kind}-{'-'.join(parts)}"
 
 
-def format_bytes(size: int) -> str:
+UNKNOWN = "-"
+"""Shown in place of an amount."""
+
+
+def format_bytes(size: float | None) -> str:
     """In the largest unit that keeps at least one whole: `4Gi`, `79.2Gi`, `512Mi`."""
+    if size is None:
+        return UNKNOWN
+    size = round(size)
     for unit, factor in reversed(BINARY_UNITS.items()):
         if abs(size) >= factor:
             if size % factor == 0:
@@ -55,6 +62,11 @@ def format_duration(nanoseconds: float) -> str:
 def utc(seconds: float) -> str:
     """Write a time (seconds after the epoch) as RFC 3339, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def format_part(part: float | None) -> str:
+    """A part of one, in percent: `30 %`."""
+    return UNKNOWN if part is None else f"{part * 100:.0f} %"
 
 
 def format_percent(basis_points: int) -> str:

@@ -167,7 +167,7 @@ _PHRASES: Mapping[str, tuple[Reason, str]] = MappingProxyType(
 """By reason of `judge`; the most telling one about a node comes last."""
 _RANKS = {reason: rank for rank, reason in enumerate(_PHRASES)}
 
-_FORMATS: Mapping[str, Callable[[int], str]] = MappingProxyType(
+_FORMATS: Mapping[str, Callable[..., str]] = MappingProxyType(
     {
         Reason.CPU: lambda have: f"{have}m",
         Reason.MEMORY: format_bytes,

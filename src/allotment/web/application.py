@@ -20,7 +20,7 @@ from aiohttp import web
 from allotment import __version__
 from allotment.cost.splitting import OUTSIDE
 from allotment.model.errors import AllotError, NotFoundError, UsageError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import UNKNOWN, format_bytes, format_part
 from allotment.model.structs import replace
 from allotment.web.archive import RANGES, Archive, ChartLine, Costs
 from allotment.web.drawing import MEASURES, overview, segments, shade
@@ -98,8 +98,6 @@ class Pages:
         self._watch = watch
         self._archive = archive
         self._costs = costs if archive is None else archive
-        self.billed: frozenset[str] = frozenset()
-        """Namespaces of the last bill."""
         self._seen: dict[Sight, Fleet] = {}
         """What viewers saw of reading `_seen_number`."""
         self._seen_number = 0
@@ -116,8 +114,8 @@ class Pages:
             auto_reload=False,
         )
         self._templates.filters |= {
-            "bytes": _bytes,
-            "percent": _percent,
+            "bytes": format_bytes,
+            "percent": format_part,
             "clock": _clock,
             "cell": _cell,
         }
@@ -278,10 +276,11 @@ class Pages:
                 problem = ": ".join(filter(None, (error.message, error.hint)))
         names, is_whole = None, True
         if bill is not None:
-            sight = VIEWER.get().sight
-            self.billed = frozenset(bill.namespaces) - {"", OUTSIDE}
-            is_whole = sight.sees_nodes and sight.namespaces is None
-            names = None if is_whole else frozenset(filter(sight.sees, self.billed))
+            viewer = VIEWER.get()
+            is_whole = viewer.sight.sees_nodes and viewer.sight.namespaces is None
+            # A namespace of the past may have nothing now, and be in no sight.
+            named = frozenset(bill.namespaces) - {"", OUTSIDE}
+            names = None if is_whole else await viewer.seen_of(named)
         return self.as_table(
             request,
             cost_table(bill, names),
@@ -545,21 +544,15 @@ def _seconds(request: web.Request, name: str) -> float:
 # ---- filters of templates ------------------------------------------------------------------------
 
 
-def _bytes(size: float | None) -> str:
-    return "-" if size is None else format_bytes(round(size))
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{part * 100:.0f} %"
-
-
 def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+    if not seconds:
+        return UNKNOWN
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 _FORMATS: Final[Mapping[CellKind, Callable[[Any], str]]] = {
-    CellKind.BYTES: _bytes,
-    CellKind.PART: _percent,
+    CellKind.BYTES: format_bytes,
+    CellKind.PART: format_part,
     CellKind.TIME: _clock,
     CellKind.AMOUNT: "{:,.2f}".format,
 }
@@ -567,7 +560,7 @@ _FORMATS: Final[Mapping[CellKind, Callable[[Any], str]]] = {
 
 def _cell(value: Value, kind: CellKind) -> str:
     if value is None:
-        return "-"
+        return UNKNOWN
     return _FORMATS.get(kind, str)(value)
 
 

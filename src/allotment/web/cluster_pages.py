@@ -3,6 +3,7 @@
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, ClassVar, Final
 
 from aiohttp import web
@@ -25,6 +26,7 @@ _MOST_PERCENT: Final = 100
 _MOST_PRIORITY: Final = 2_000_000_000
 _MOST_TEXT: Final = 200
 _PATIENCE_S: Final = 20.0
+_MOST_ANSWERS: Final = 32
 
 
 class ClusterPages(Pages):
@@ -51,7 +53,10 @@ class ClusterPages(Pages):
         super().__init__(watch, title=title, archive=archive)
         self._source = source
         self._turn = asyncio.Semaphore(1)
-        """An explanation takes up to a second of a core."""
+        """An explanation takes up to four seconds of a core."""
+        self._answers: dict[Hashable, PodAnswer] = {}
+        """By the question, of reading `_answers_number`."""
+        self._answers_number = 0
         self.guard: Final = (
             LoginGuard(
                 Rights(source.api, self._namespaces), self.refusal, is_encrypted=is_encrypted
@@ -79,8 +84,9 @@ class ClusterPages(Pages):
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         self._check(namespace, name)
         try:
-            found = await self._in_turn(
-                lambda: why(self._source.api, self._source.live, namespace, name)
+            found = await self._answer(
+                (namespace, name),
+                lambda: why(self._source.api, self._source.live, namespace, name),
             )
         except ObjectMissingError as error:
             # The hint has similar names, also of other namespaces.
@@ -102,7 +108,9 @@ class ClusterPages(Pages):
         found: PodAnswer | None = None
         if "gpus" in request.query:
             self._check(asked.namespace)
-            found = await self._in_turn(lambda: what_if(self._source.api, self._source.live, asked))
+            found = await self._answer(
+                asked, lambda: what_if(self._source.api, self._source.live, asked)
+            )
         return self.rendered(request, "what_if.html", asked=asked, found=found, **self._sight())
 
     def _namespaces(self) -> frozenset[str]:
@@ -113,7 +121,6 @@ class ClusterPages(Pages):
             | {pod.namespace for pod in fleet.waiting}
             | {event.namespace for event in fleet.events}
             | {quota.namespace for quota in fleet.quotas}
-            | self.billed
         ) - {""}
 
     def _check(self, namespace: str, name: str = "what-if") -> None:
@@ -124,13 +131,23 @@ class ClusterPages(Pages):
         if not VIEWER.get().sight.sees(namespace):
             raise NotFoundError(f"there is no pod {namespace}/{name}", hint="or you may not see it")
 
-    async def _in_turn(self, ask: Any) -> PodAnswer:  # noqa: ANN401 - a coroutine function
+    async def _answer(
+        self, question: Hashable, ask: Callable[[], Awaitable[PodAnswer]]
+    ) -> PodAnswer:
+        """Ask, one at a time, and once after each reading: all viewers share the answer."""
         if not self._watch.number:
             raise BusyError("the cluster is being read", hint="try again in a second")
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
-                answer: PodAnswer = await ask()
-                return answer
+                if (
+                    self._answers_number != self._watch.number
+                    or len(self._answers) >= _MOST_ANSWERS
+                ):
+                    self._answers_number = self._watch.number
+                    self._answers.clear()
+                if question not in self._answers:
+                    self._answers[question] = await ask()
+                return self._answers[question]
         except TimeoutError as error:
             raise BusyError(
                 f"no answer within {_PATIENCE_S:.0f} s", hint="others ask too: try again"

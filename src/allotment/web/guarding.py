@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import Final, Protocol
 
@@ -52,6 +52,14 @@ class Viewer(msgspec.Struct, frozen=True):
 
     name: str
     sight: Sight = EVERYTHING
+    ask: Callable[[Collection[str]], Awaitable[frozenset[str]]] | None = None
+    """Finds out which of other namespaces they may see; None: `sight` says it of all."""
+
+    async def seen_of(self, namespaces: Collection[str]) -> frozenset[str]:
+        """Return those that they may see. Raises `AllotError` if that cannot be found out."""
+        if self.ask is None:
+            return frozenset(filter(self.sight.sees, namespaces))
+        return await self.ask(namespaces)
 
 
 VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer")

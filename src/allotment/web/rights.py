@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 
@@ -98,19 +99,27 @@ class Rights:
 
     async def sight(self, person: Person) -> Sight:
         """Return what a person may list. Raises `KubeError`."""
+        names = self._namespaces()
         sees_nodes, pods, quotas, events = await asyncio.gather(
             self._may(person, "nodes", ""),
-            self._where(person, "pods"),
-            self._where(person, "resourcequotas"),
-            self._where(person, "events"),
+            self._where(person, "pods", names),
+            self._where(person, "resourcequotas", names),
+            self._where(person, "events", names),
         )
         return Sight(sees_nodes=sees_nodes, namespaces=pods, quotas=quotas, events=events)
 
-    async def _where(self, person: Person, resource: str) -> frozenset[str] | None:
+    async def seen_of(self, person: Person, namespaces: Collection[str]) -> frozenset[str]:
+        """Return those in which a person may list pods. Raises `KubeError`."""
+        allowed = await self._where(person, "pods", namespaces)
+        return frozenset(namespaces) if allowed is None else allowed
+
+    async def _where(
+        self, person: Person, resource: str, namespaces: Collection[str]
+    ) -> frozenset[str] | None:
         """Return the namespaces in which a person may list a resource; None: in all."""
         if await self._may(person, resource, ""):
             return None
-        names = sorted(self._namespaces())[:_MOST_NAMESPACES]
+        names = sorted(namespaces)[:_MOST_NAMESPACES]
         allowed = await asyncio.gather(*(self._may(person, resource, name) for name in names))
         return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
@@ -186,7 +195,9 @@ class LoginGuard:
         session = self._session(key)
         if session is None:
             return None
-        return Viewer(session.person.username, await self._rights.sight(session.person))
+        person = session.person
+        sight = await self._rights.sight(person)
+        return Viewer(person.username, sight, partial(self._rights.seen_of, person))
 
     def stranger(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/live" or "X-Part" in request.headers:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.errors import QuantityError
-from allotment.model.formats import MEMORY_UNITS, format_bytes, format_count, format_duration
+from allotment.model.formats import (
+    MEMORY_UNITS,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_part,
+)
 from allotment.model.quantities import (
     LEAST_BYTES,
     MAX_BYTES,
@@ -139,10 +145,16 @@ def test_what_is_shown_can_be_read(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [(0, "0B"), (100, "100B"), (4 * GI, "4Gi"), (4 * GI + 1, "4Gi"), (3 * GI // 2, "1.5Gi")],
-)
-def test_bytes_are_shown(size: int, shown: str) -> None:
+    [(0, "0B"), (100, "100B"), (4 * GI, "4Gi"), (4 * GI + 1, "4Gi"), (3 * GI // 2, "1.5Gi"),
+     (99.6, "100B"), (None, "-")],
+)  # fmt: skip
+def test_bytes_are_shown(size: float | None, shown: str) -> None:
     assert format_bytes(size) == shown
+
+
+@pytest.mark.parametrize(("part", "shown"), [(0.304, "30 %"), (1.5, "150 %"), (None, "-")])
+def test_parts_are_shown(part: float | None, shown: str) -> None:
+    assert format_part(part) == shown
 
 
 def test_one_is_not_many() -> None:

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from aiohttp import CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 from api_server_twin import api_of
-from cluster_page_twin import ANNE, NONE, ROOT, ServerTwin
+from cluster_page_twin import ANNE, NONE, PODS, ROOT, Json, ServerTwin
 from explained_twin import GI
+from fleet_twin import OneBill
 
+from allotment.cost.splitting import OUTSIDE
 from allotment.metrics.use import GpuUse, ShareUse, Use
 from allotment.scheduler.cluster_use import NodeUse
 from allotment.scheduler.holdings import cluster_holdings
+from allotment.web.archive import Costs
 from allotment.web.cluster import ClusterSource, fleet_of
 from allotment.web.cluster_pages import ClusterPages
 from allotment.web.rights import Rights
@@ -28,15 +31,18 @@ def with_pages(
     test: Callable[[Client, ServerTwin], Awaitable[None]],
     *denied: str,
     token: str = ROOT,
+    pods: Sequence[Json] = PODS,
+    costs: Costs | None = None,
 ) -> None:
     """Run a test with a client of the cluster's pages, logged in by a token."""
 
     async def run() -> None:
-        server = ServerTwin(*denied)
+        server = ServerTwin(*denied, pods=pods)
         async with api_of(server) as api:
             source = ClusterSource(api)
             watch = Watch(source)
             pages = ClusterPages(watch, source, title="test", has_login=True)
+            pages._costs = costs  # noqa: SLF001 - without a Prometheus
             assert pages.guard is not None
             await watch.step()
             headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -141,6 +147,20 @@ def test_what_if_names_the_gpu_or_the_pods_that_must_leave() -> None:
     with_pages(test)
 
 
+def test_an_answer_is_shared_until_the_next_reading() -> None:
+    async def test(client: Client, server: ServerTwin) -> None:
+        while 'data-number="2"' not in await (await client.get("/")).text():
+            pass  # the application reads once more as it starts
+        for path in ("/what-if?gpus=1&memory=10Gi", "/pods/ml/it"):
+            server.denied = ("-",)
+            text = await (await client.get(path)).text()
+            server.denied = ("/resourcequotas",)  # what is asked for each answer
+            assert await (await client.get(path)).text() == text
+        assert (await client.get("/what-if?gpus=1&memory=11Gi")).status == 503
+
+    with_pages(test)
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
@@ -210,6 +230,19 @@ def test_rights_to_a_namespace_that_is_new_count_at_once() -> None:
             assert len(server.reviews) == count
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("token", "names"),
+    [(ANNE, ["web"]), (NONE, []), (ROOT, [OUTSIDE, "ml", "web", "(unallocated)", "total"])],
+    ids=["web", "none", "all"],
+)
+def test_a_bill_has_namespaces_that_have_no_pods_now(token: str, names: list[str]) -> None:
+    async def test(client: Client, _: ServerTwin) -> None:
+        rows = (await (await client.get("/cost?format=json")).json())["cost"]
+        assert [row["namespace"] for row in rows] == names
+
+    with_pages(test, token=token, pods=(), costs=OneBill())
 
 
 def test_a_viewer_without_any_right_sees_nothing() -> None:
