@@ -101,6 +101,11 @@ def has_only_slices(modes: Collection[str]) -> bool:
     return bool(modes) and _SLICED.issuperset(modes)
 
 
+def joined_by_mode(texts: Mapping[str, str], separator: str = "; ") -> str:
+    """Join what is said of each mode, as in `mode mig: TEXT; mode soft: TEXT`; no empty text."""
+    return separator.join(f"mode {mode}: {text}" for mode, text in texts.items() if text)
+
+
 def mode_of_all(modes: Iterable[str]) -> str:
     """The mode of a device whose shares have these modes; empty: none, or unknown.
 

@@ -27,7 +27,7 @@ from allotment.ledger.operations import FILES as LEDGER_FILES
 from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
-from allotment.model.formats import format_bytes, format_count, format_pids
+from allotment.model.formats import format_count, format_pids, need_and_have
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
@@ -479,7 +479,7 @@ def _check_asked(found: LoadedShare, request: Request, devices: Iterable[Device]
         if asked is None:
             continue
         need, have = request.memory.of(sizes.get(device.uuid, 0)), asked.memory_bytes
-        memory = f"memory (need {format_bytes(need)}, have {format_bytes(have)})"
+        memory = f"memory ({need_and_have(need, have)})"
         more = [memory] if need > have else []
         more += beyond(Compute(asked.guarantee, asked.ceiling), request.compute)
         if more:

@@ -21,7 +21,7 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_bytes, format_percent, need_and_have
 from allotment.model.placements import DeviceState
 from allotment.model.quantities import MemoryAmount, check_part
 from allotment.model.shares import Share, ShareDevice
@@ -180,8 +180,7 @@ def _new_limit(device: ShareDevice, state: DeviceState, memory: MemoryAmount) ->
     have = memory_room(state, may_oversubscribe=device.is_oversubscribed)
     if need > have:
         raise DoesNotFitError(
-            f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
-            f" {format_bytes(have)} beside the other shares",
+            f"{device.uuid} ({device.name}): {need_and_have(need, have)} beside the other shares",
             hint=_hint_of_memory(device, state, need),
         )
     return need

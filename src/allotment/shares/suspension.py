@@ -151,12 +151,12 @@ def check_has_ledger(found: LoadedShare) -> SoftMode:
     if mode is None or found.ledger is None:
         why = traits_of(found.mode).fixed_because or "Allotment is not in it"
         raise UsageError(
-            f"share {found.name} is of mode {found.mode}: {why}, and cannot be changed while its"
-            " programs run",
+            f"share {found.name} is of mode {found.mode}: {why}, and it cannot be"
+            " resized, suspended or resumed",
             hint="create its pod again with the new request"
             if found.owner
             else "run them in a new share with another request, or in mode soft, whose shares can"
-            " be resized, suspended and resumed",
+            " be changed",
         )
     return mode
 

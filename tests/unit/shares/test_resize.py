@@ -101,6 +101,14 @@ def test_who_asks_for_too_much_memory_is_told_what_can_help(
     assert ("make room" in hint) is (way != "this GPU has 64Gi, even when empty")
 
 
+def test_one_byte_too_much_is_shown_in_bytes(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    folder = made(tmp_path)
+    change = LimitChange(memory=parse_memory(f"{64 * GI + 1}"))
+    with pytest.raises(DoesNotFitError, match=r"need 68719476737B, have 68719476736B beside"):
+        resize(folder, "held", change, DEVICES, force=False)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -130,6 +138,7 @@ def test_what_has_no_ledger_says_why_and_what_to_do(
 ) -> None:
     share, directory = make("4Gi", name="held")
     write_record(directory, replace(share, mode=mode))
-    with pytest.raises(UsageError, match=why) as caught:
+    changes = "it cannot be resized, suspended or resumed"
+    with pytest.raises(UsageError, match=f"{why}, and {changes}") as caught:
         resize(folder, "held", LimitChange(memory=parse_memory("2Gi")), DEVICES, force=False)
     assert "run them in a new share" in (caught.value.hint or "")
