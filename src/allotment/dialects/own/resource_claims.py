@@ -490,3 +490,61 @@ def _compute(guarantee: int, wishes: PodAnnotations, where: str, *, asks_compute
             )
         compute = Compute(guarantee, wish.compute.ceiling)
     return revised(Compute(), compute=compute, weight=wishes.weight, kind=wishes.kind)
+
+
+# ---- what a claim consumes of a capacity ---------------------------------------------------------
+
+
+class _ValidRange(msgspec.Struct, frozen=True):
+    min: str | None = None
+    max: str | None = None
+    step: str | None = None
+
+
+class _RequestPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    default: str | None = None
+    valid_range: _ValidRange | None = None
+    valid_values: tuple[str, ...] | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True, rename="camel"):
+    """An amount of a device in a ResourceSlice."""
+
+    value: str = "0"
+    request_policy: _RequestPolicy | None = None
+
+    def consumption(self) -> "Consumption":
+        """Return the rule for claims. Raises `QuantityError` if an amount is no whole number."""
+        policy = self.request_policy or _RequestPolicy()
+        values = policy.valid_values or ()
+        between = policy.valid_range or _ValidRange()
+        return Consumption(
+            total=(total := parse_whole(self.value)),
+            default=total if policy.default is None else parse_whole(policy.default),
+            least=parse_whole(between.min or "0"),
+            most=total if between.max is None else parse_whole(between.max),
+            step=parse_whole(between.step or "1") or 1,
+            values=tuple(sorted(map(parse_whole, values))),
+        )
+
+
+class Consumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What kube-scheduler counts for a claim (`consumable_capacity.go`, v1.34)."""
+
+    total: int
+    default: int
+    least: int
+    most: int
+    step: int
+    values: tuple[int, ...]
+    """If there are some, a claim consumes one of these."""
+
+    def of(self, asked: int | None) -> int | None:
+        """Return the amount, rounded up; None: the claim asks for more than one claim can have."""
+        if asked is None:
+            return self.default
+        if self.values:
+            return next((each for each in self.values if each >= asked), None)
+        steps = max(0, -(-(asked - self.least) // self.step))
+        amount = self.least + steps * self.step
+        return amount if amount <= self.most else None
