@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "tools" / "words.yaml"
 BASELINE = ROOT / "tools" / "words-baseline.txt"
 _GENERATED = {"docs/reference/cli.md"}
+_ROOMS = ("docs", "deploy", "bench", "examples", "native", "tests", "tools")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*]*\s+(?=[\W_]*[A-Z`\d])")
 _SHOWN = 60
 
@@ -106,6 +107,18 @@ def _prose(token: Token) -> str:
     return token.content if token.type == "text" else ""
 
 
+def comment_texts(place: str, content: str) -> Iterator[Text]:
+    """The paragraphs of comments in YAML, and the targets' descriptions in a Makefile."""
+    words: list[str] = []
+    for number, line in enumerate([*content.splitlines(), ""], start=1):
+        _, mark, comment = line.partition("## " if place == "Makefile" else "# ")
+        if mark and (place == "Makefile" or line.lstrip().startswith("#")):
+            words.append(comment)
+        if words and (not mark or place == "Makefile"):
+            yield Text(f"{place}:{number}", " ".join(words))
+            words = []
+
+
 def help_texts() -> Iterator[Text]:
     """What the commands say of themselves and of their options."""
     for path, command, _ in generate_cli_reference.commands(cli.main, "allot", None):
@@ -140,10 +153,13 @@ def _literal(node: ast.expr) -> str:
 
 def texts() -> Iterator[Text]:
     """Everything that is held to the rules."""
-    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
+    documents = [path for room in _ROOMS for path in sorted((ROOT / room).rglob("*.md"))]
+    for path in [*sorted(ROOT.glob("*.md")), *documents]:
         place = path.relative_to(ROOT).as_posix()
         if place not in _GENERATED:
             yield from markdown_texts(place, path.read_text("utf-8"))
+    for path in [ROOT / "Makefile", *sorted((ROOT / "deploy").rglob("*.yaml"))]:
+        yield from comment_texts(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
     yield from help_texts()
     for path in sorted((ROOT / "src").rglob("*.py")):
         content = path.read_text("utf-8")

@@ -242,7 +242,9 @@ def output_option(*kinds: str) -> Callable[[_F], _F]:
     if "yaml" not in kinds:
         words = "Format; JSON is stable."
     if "wide" in kinds:
-        words += " wide: the whole table on any terminal, with whole UUIDs. name: names alone."
+        words += " wide: the whole table on any terminal, with whole UUIDs."
+    if "name" in kinds:
+        words += " name: names alone."
     return click.option("-o", "--output", type=click.Choice(kinds), default=kinds[0], help=words)
 
 

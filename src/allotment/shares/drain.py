@@ -331,7 +331,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
             if record.stage is not Stage.READY or record.holder
         )
         if gpu.is_enabled == self._wants_mig:
-            return making or (("a slice that is to be made",) if self._journal.is_switched else ())
+            return making or (("a planned slice",) if self._journal.is_switched else ())
         occupied = GpuUsers(self.folder, lifecycle.list_shares(self.folder)).of(device.driver, gpu)
         return tuple(dict.fromkeys((*occupied.inside(gpu), *making, *occupied.whole)))
 
