@@ -29,6 +29,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
 from allotment.shares import lifecycle
+from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import ModePolicy, write_mode_policy
 from allotment.shares.old_machines import remove_old_machines
@@ -173,7 +174,7 @@ def _name(path: Path, folder: StateFolder) -> None:
 
 
 def _share(path: Path, folder: StateFolder) -> None:
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=path, spec=SPEC
     )
     door = lifecycle.FrontDoor(locked=nullcontext)  # who removes machines holds the lock

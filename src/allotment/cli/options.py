@@ -65,7 +65,7 @@ def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """Complete the name of a share; an unreadable state folder completes nothing."""
     from allotment.model.errors import AllotError
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lifecycle import list_shares
+    from allotment.shares.recovery import list_shares
 
     try:
         shares = list_shares(StateFolder.at(ctx.params.get("state")))

@@ -51,25 +51,6 @@ from allotment.shares.recovery import (
     users_of,
 )
 
-__all__ = [
-    "Booking",
-    "FrontDoor",
-    "LoadedShare",
-    "ShareOrder",
-    "allotted",
-    "booked",
-    "create",
-    "destroy",
-    "end",
-    "find",
-    "list_shares",
-    "pick",
-    "recover",
-    "remove",
-    "states_of",
-    "users_of",
-]
-
 # A CDI device's name.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 

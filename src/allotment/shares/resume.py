@@ -22,7 +22,10 @@ from allotment.model.shares import Share, SuspendedBy
 from allotment.model.structs import replace
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import LoadedShare, booked, find, list_shares, states_of
+from allotment.shares.booking import booked, states_of
+from allotment.shares.lifecycle import find
+from allotment.shares.record import LoadedShare
+from allotment.shares.recovery import list_shares
 from allotment.shares.process_tree import is_alive, living_runner, named
 from allotment.shares.record import write_record
 from allotment.shares.run.command import refuse_inside

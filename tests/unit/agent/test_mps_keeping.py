@@ -34,7 +34,7 @@ from allotment.modes.mps.state import DaemonState, MpsStatus, process_start
 from allotment.modes.mps.supervisor import Timing
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import list_shares
+from allotment.shares.recovery import list_shares
 from allotment.shares.mps_daemons import control_of, part_of, parts_there, place_of
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares

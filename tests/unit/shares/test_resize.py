@@ -21,6 +21,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
+from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import named
 from allotment.shares.record import read_record, write_record
@@ -36,7 +37,7 @@ def made(root: Path, *, may_oversubscribe: bool = False) -> StateFolder:
     folder = StateFolder(root)
     folder.prepare()
     request = Request(parse_memory("8Gi"), mode=MPS, may_oversubscribe=may_oversubscribe)
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         request, Injection.ENVIRONMENT, name="held", runner=named(os.getpid())
     )
     lifecycle.create(folder, order, DEVICES)
@@ -89,7 +90,7 @@ def test_who_asks_for_too_much_memory_is_told_what_can_help(
 ) -> None:
     assert native_dir.is_dir()
     folder = made(tmp_path, may_oversubscribe=may_oversubscribe)
-    other = lifecycle.ShareOrder(
+    other = ShareOrder(
         Request(parse_memory("8Gi"), mode=MPS), Injection.ENVIRONMENT, runner=named(os.getpid())
     )
     lifecycle.create(folder, other, DEVICES)

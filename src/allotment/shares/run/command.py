@@ -34,6 +34,7 @@ from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle
+from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import (
     RUN_FOLDER,
     StateFolder,
@@ -188,7 +189,7 @@ def run(session: RunSession) -> NoReturn:
     machine, inventory = local_inventory(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         request=session.request,
         injection=injection,
         name=session.name,
@@ -289,7 +290,7 @@ def _give_ledger(draft: Path, user: struct_passwd) -> None:
 
 def _create(
     folder: StateFolder,
-    order: lifecycle.ShareOrder,
+    order: ShareOrder,
     devices: Sequence[Device],
     user: struct_passwd | None,
 ) -> tuple[Share, Path, Mapping[str, str]]:
@@ -324,7 +325,7 @@ _RETRY_S = 5.0
 
 def _create_in_turn(
     folder: StateFolder,
-    order: lifecycle.ShareOrder,
+    order: ShareOrder,
     devices: Sequence[Device],
     user: struct_passwd | None,
     wait_s: float | None,
@@ -369,7 +370,7 @@ def _create_in_turn(
         raise late from None
 
 
-def _note_refusal(folder: StateFolder, order: lifecycle.ShareOrder, error: DoesNotFitError) -> None:
+def _note_refusal(folder: StateFolder, order: ShareOrder, error: DoesNotFitError) -> None:
     note_event(folder, "refused", share=order.name or "", share_id=order.id, text=error.one_line())
 
 

@@ -44,7 +44,7 @@ from allotment.model.shares import Injection, ShareId
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.booking import booked
-from allotment.shares.lifecycle import list_shares
+from allotment.shares.recovery import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.simulate.claims import Allocated, ClaimRequest, NodeClaims

@@ -29,7 +29,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.shares.booking import booked
-from allotment.shares.lifecycle import list_shares
+from allotment.shares.recovery import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy
 
