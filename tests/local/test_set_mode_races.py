@@ -20,10 +20,10 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
 from allotment.shares import drain, lifecycle, recovery
-from allotment.shares.placing import ShareOrder
 from allotment.shares.drain import ModeChange
 from allotment.shares.mig import allocate
 from allotment.shares.mode_policy import mode_policy_of, modes_on
+from allotment.shares.placing import ShareOrder
 
 Allot = Any  # tests/conftest.py: CommandLine
 

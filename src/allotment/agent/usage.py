@@ -39,8 +39,8 @@ from allotment.model.structs import replace
 from allotment.shares.booking import Booking, booked
 from allotment.shares.compute_view import utilization
 from allotment.shares.folders import StateFolder
-from allotment.shares.recovery import list_shares
 from allotment.shares.mps_daemons import servers
+from allotment.shares.recovery import list_shares
 from allotment.shares.status import DeviceView, LiveState, ShareStatus, ShareView, share_status
 
 _log = structlog.get_logger("allotment.agent")

@@ -29,7 +29,7 @@ from allotment.model.formats import format_bytes, format_count, format_pids, mea
 from allotment.model.placements import Placed, Placement
 from allotment.model.shares import Amounts, Injection, Share, ShareDevice
 from allotment.modes import mode_named, turns
-from allotment.shares.booking import Booking, allotted, apply_guarantees, booked, states_of
+from allotment.shares.booking import apply_guarantees
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.mode_lives import Acquired, life_of
@@ -169,7 +169,6 @@ def _build(
         spec=order.spec,
         runner=order.runner,
         command=order.command,
-        user_id=os.geteuid(),
         cdi_spec=spec,
         owner=order.owner,
     )

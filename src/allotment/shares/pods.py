@@ -40,11 +40,11 @@ from allotment.shares.cdi import driver_edits
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained, shim_copy, simulated_copy
 from allotment.shares.lifecycle import FrontDoor
-from allotment.shares.recovery import list_shares
 from allotment.shares.mode_lives import life_of
 from allotment.shares.mps_daemons import known_before
 from allotment.shares.placing import MigTerms, ShareOrder
 from allotment.shares.record import LoadedShare, read_share
+from allotment.shares.recovery import list_shares
 from allotment.shares.resize import LimitChange, change_limits
 from allotment.shares.status import Readings, ShareView, view
 

@@ -28,12 +28,11 @@ from allotment.model.shares import Share, ShareDevice
 from allotment.model.structs import replace
 from allotment.modes import SoftMode
 from allotment.placement import memory_room, overflow
-from allotment.shares.folders import StateFolder
 from allotment.shares.booking import booked, states_of
+from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import find
-from allotment.shares.record import LoadedShare
+from allotment.shares.record import LoadedShare, check_owner, note_event, write_record
 from allotment.shares.recovery import recover
-from allotment.shares.record import check_owner, note_event, write_record
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.suspension import check_has_ledger, missing_gpu
 

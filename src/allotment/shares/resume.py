@@ -21,13 +21,12 @@ from allotment.model.formats import format_bytes, need_and_have
 from allotment.model.shares import Share, SuspendedBy
 from allotment.model.structs import replace
 from allotment.placement import memory_room, overflow
-from allotment.shares.folders import StateFolder
 from allotment.shares.booking import booked, states_of
+from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import find
-from allotment.shares.record import LoadedShare
-from allotment.shares.recovery import list_shares
 from allotment.shares.process_tree import is_alive, living_runner, named
-from allotment.shares.record import write_record
+from allotment.shares.record import LoadedShare, write_record
+from allotment.shares.recovery import list_shares
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.status import ProcessView, Readings, share_status
 from allotment.shares.suspension import (

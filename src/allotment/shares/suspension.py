@@ -18,9 +18,8 @@ from allotment.model.structs import replace
 from allotment.modes import SoftMode, ledger_mode, traits_of
 from allotment.shares.folders import StateFolder, explained, lock_holder
 from allotment.shares.lifecycle import find
-from allotment.shares.record import LoadedShare
 from allotment.shares.process_tree import census, is_alive, is_stopped, named
-from allotment.shares.record import check_owner, note_event, write_record
+from allotment.shares.record import LoadedShare, check_owner, note_event, write_record
 from allotment.shares.status import ProcessView, Readings, view
 
 DriverOf = Callable[[Path | None], AbstractContextManager[Checkpoints]]

@@ -35,7 +35,6 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares import lifecycle
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import (
     BY_NODE,
@@ -43,6 +42,7 @@ from allotment.shares.mode_policy import (
     read_mode_policies,
     write_mode_policy,
 )
+from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
 GPUS = {f"GPU-{index}": gpu(index, reserved_bytes=GI) for index in range(2)}
@@ -359,9 +359,7 @@ def test_an_annotation_writes_nothing_elsewhere_and_nothing_by_half(world: World
 
 
 def test_draining_is_told_when_it_begins_and_when_it_is_over(world: World) -> None:
-    order = ShareOrder(
-        Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE
-    )
+    order = ShareOrder(Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE)
     devices = [gpu(0, uuid="GPU-00000000-1")]
 
     async def test() -> None:

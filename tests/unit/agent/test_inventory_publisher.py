@@ -31,8 +31,8 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares import lifecycle
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
 LEAST_S = 0.3

@@ -28,10 +28,9 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share
 from allotment.shares import booking, lifecycle, recovery
-from allotment.shares.record import LoadedShare
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
-from allotment.shares.record import read_record
+from allotment.shares.placing import ShareOrder
+from allotment.shares.record import LoadedShare, read_record
 from allotment.shares.resize import LimitChange, resize
 from allotment.shares.resume import resume
 from allotment.shares.suspend import suspend

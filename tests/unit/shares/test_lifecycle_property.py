@@ -17,8 +17,8 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner
 from allotment.shares import booking, lifecycle, recovery
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from allotment.shares.resize import LimitChange, resize
 

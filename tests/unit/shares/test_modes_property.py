@@ -26,11 +26,11 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.shares import lifecycle, recovery
-from allotment.shares.placing import ShareOrder
 from allotment.shares.drain import ModeChange
 from allotment.shares.folders import StateFolder
 from allotment.shares.mig import allocate
 from allotment.shares.mode_policy import mode_policy_of, modes_on
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 
 SPEC = "h100-80gb:2"

@@ -213,9 +213,9 @@ class Pods(RuleBasedStateMachine):
         assert sure - doubted <= set(found) <= sure | doubted
         for each in found.values():
             assert each.problem is None
-        for booking in booking.booked(found.values()).values():
-            assert booking.memory <= self.devices[0].allottable_bytes
-            assert booking.guaranteed <= WHOLE
+        for booked in booking.booked(found.values()).values():
+            assert booked.memory <= self.devices[0].allottable_bytes
+            assert booked.guaranteed <= WHOLE
         for pod in range(2):
             assert sum(guarantee for _, guarantee in self.seats(pod)) <= WHOLE
         cdi = self.root / "cdi"

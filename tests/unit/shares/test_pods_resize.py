@@ -20,8 +20,8 @@ from allotment.model.requests import Request
 from allotment.model.shares import Share
 from allotment.model.structs import replace
 from allotment.shares.lifecycle import find
-from allotment.shares.record import LoadedShare
 from allotment.shares.pods import NodePolicy
+from allotment.shares.record import LoadedShare
 
 Hold = Callable[[Path], AbstractContextManager[subprocess.Popen[bytes]]]
 

@@ -15,8 +15,8 @@ from allotment.model.devices import Device
 from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.shares import lifecycle, process_tree
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.run.namespace import can_unshare
 
 Make = Callable[..., tuple[Share, Path]]

@@ -21,8 +21,8 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from allotment.shares.record import read_record, write_record
 from allotment.shares.resize import LimitChange, resize
@@ -37,9 +37,7 @@ def made(root: Path, *, may_oversubscribe: bool = False) -> StateFolder:
     folder = StateFolder(root)
     folder.prepare()
     request = Request(parse_memory("8Gi"), mode=MPS, may_oversubscribe=may_oversubscribe)
-    order = ShareOrder(
-        request, Injection.ENVIRONMENT, name="held", runner=named(os.getpid())
-    )
+    order = ShareOrder(request, Injection.ENVIRONMENT, name="held", runner=named(os.getpid()))
     lifecycle.create(folder, order, DEVICES)
     return folder
 

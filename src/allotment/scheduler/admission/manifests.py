@@ -84,11 +84,6 @@ def admission_objects(keys: Keys, installed: Installation | None = None) -> Iter
     yield from _bound(_policies(keys, installation))
 
 
-def placement_objects(installed: Installation | None = None) -> Iterator[Explained]:
-    """Yield the objects that keep pods' placements and requests, whatever the dialects are."""
-    yield from _bound(_placement_policies(installed or Installation()))
-
-
 def _bound(policies: Iterable[Document]) -> Iterator[Explained]:
     """Yield policies, each with the binding that puts it in force."""
     for policy in policies:

@@ -105,10 +105,6 @@ class Binder:
         """One per reserved pod whose outcome is unknown. It may outlive a deleted pod for a
         moment."""
 
-    @property
-    def under_way(self) -> int:
-        return len(self._tasks)
-
     async def bind(self, need: PodNeed, node: str, *, version: str) -> BindOutcome:
         """Bind a pod to a node and return the outcome. Cancelling only stops waiting.
 

@@ -34,7 +34,6 @@ from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle
-from allotment.shares.placing import ShareOrder
 from allotment.shares.folders import (
     RUN_FOLDER,
     StateFolder,
@@ -44,7 +43,7 @@ from allotment.shares.folders import (
     simulated_copy,
 )
 from allotment.shares.mode_lives import life_of
-from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
+from allotment.shares.placing import MigTerms, ModeAttempts, ShareOrder, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
 from allotment.shares.record import Traces, note_event, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (

@@ -44,9 +44,9 @@ from allotment.model.shares import Injection, ShareId
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.booking import booked
-from allotment.shares.recovery import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.shares.recovery import list_shares
 from allotment.simulate.claims import Allocated, ClaimRequest, NodeClaims
 
 DRIVER = "gpu.allotment.dev"
