@@ -57,7 +57,7 @@ ALLOCATION: Final = "scheduler.framework.gpushare.allocation"
 ALLOCATION_ASSIGNED: Final = "scheduler.framework.gpushare.assigned"
 ALLOCATION_TIME: Final = "scheduler.framework.gpushare.assume-time"
 CORE_ALLOCATION: Final = "gpushare.alibabacloud.com/core-percentage"
-RECEIPTS: Final = (
+RESULTS: Final = (
     IDX,
     POD,
     DEV,
@@ -116,7 +116,7 @@ class AliyunDialect(ForeignDialect):
     title = "Aliyun's"
     settings_type = AliyunSettings
     records = (ALLOCATION, IDX)
-    receipts = RECEIPTS
+    result_keys = RESULTS
 
     def __init__(self, settings: AliyunSettings | None = None) -> None:
         self._settings = settings or AliyunSettings()
@@ -209,7 +209,7 @@ class AliyunDialect(ForeignDialect):
         )
         return constraints, Preferences(device_policies=(policy,) if policy else ())
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         """Write both formats: the framework's, and the old one if it can express the booking.
@@ -319,7 +319,7 @@ def _ignored(pod: ForeignPod, names: Collection[str]) -> Iterator[str]:
             yield f"{where}: {limited}"
     if len(names) > 1:
         yield "one GPU for all containers: not supported, each container is placed separately"
-    yield from of_earlier_placement(key for key in RECEIPTS if key in pod.annotations)
+    yield from of_earlier_placement(key for key in RESULTS if key in pod.annotations)
 
 
 def _encode(allocation: _Allocation) -> str:

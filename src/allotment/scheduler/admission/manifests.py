@@ -445,8 +445,8 @@ def scheduler_variables(keys: Keys) -> Mapping[str, str]:
     the pod gets. Another webhook may add all others. `labels`: the API server itself adds those
     of the node's topology (plugin/pkg/admission/podtopologylabels).
     """
-    own = _is_one_of({PLACEMENT, *keys.receipts})
-    read = (keys.annotations | keys.marked_annotations | keys.records) - keys.receipts
+    own = _is_one_of({PLACEMENT, *keys.result_keys})
+    read = (keys.annotations | keys.marked_annotations | keys.records) - keys.result_keys
     return {
         **VARIABLES,
         "status": "dyn(object.?status.orValue({}))",

@@ -296,12 +296,12 @@ def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> No
             for dialect in DIALECTS:
                 if not dialect.recognises(subject) or dialect.stays(subject):
                     continue
-                receipt = dialect.receipt(subject, booking(**parts), NODE, now=1.5)
-                unknown = [key for key in receipt if not matcher(dialect.receipts)(key)]
+                result = dialect.result_annotations(subject, booking(**parts), NODE, now=1.5)
+                unknown = [key for key in result if not matcher(dialect.result_keys)(key)]
                 assert not unknown, (dialect.name, unknown)
-                written |= {dialect.name} if receipt else set()
-    assert written == {dialect.name for dialect in DIALECTS if dialect.receipts}
-    for key in ALL.receipts:
+                written |= {dialect.name} if result else set()
+    assert written == {dialect.name for dialect in DIALECTS if dialect.result_keys}
+    for key in ALL.result_keys:
         assert f"'{key.strip('*')}'" in scheduler_variables(ALL)["foreign"], key
 
 
