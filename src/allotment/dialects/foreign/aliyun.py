@@ -127,7 +127,7 @@ class AliyunDialect(ForeignDialect):
     def translate(self, pod: ForeignPod) -> Translation:
         """Divide each container's request among the pod's GPUs. Raises `UsageError`."""
         count = self._count(pod)
-        constraints, preferences = self._wishes(pod)
+        constraints, preferences = self._rules_of(pod)
         names = self._settings
         is_mps = pod.node_selector.get(_SCHEDULE) == _MPS
         notes: list[str] = []
@@ -185,7 +185,7 @@ class AliyunDialect(ForeignDialect):
                 )
                 raise refusal(pod, container.name, f"{problem} of the pod", hint=hint)
 
-    def _wishes(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
+    def _rules_of(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
         schedule = pod.node_selector.get(_SCHEDULE)
         if schedule is not None and schedule not in _SHARING:
             problem = (

@@ -219,8 +219,8 @@ class HamiDialect(VgpuDialect):
         given = self.recorded(pod, node, ALLOCATED, regular, every, ends=True)
         return allocations_of(pod, MIG_ALLOCATIONS, given) if given else {}
 
-    def wishes(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
-        constraints, _ = super().wishes(pod)
+    def rules_of(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
+        constraints, _ = super().rules_of(pod)
         chain = self._chain(pod)
         node = pod.annotations.get(NODE_POLICY, self._settings.node_scheduler_policy)
         return (
