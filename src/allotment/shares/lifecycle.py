@@ -235,17 +235,17 @@ def _abandon(folder: StateFolder, draft: Path, share: Share) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -> bool:
+def end(folder: StateFolder, share: Share, *, excluded: Collection[int] = ()) -> bool:
     """Remove a share whose command has ended, unless processes still use it; return if it is gone.
 
-    Remaining processes are recorded. `strangers` are children of the runner outside of the share.
+    Remaining processes are recorded. `excluded` are children of the runner outside of the share.
     """
     directory = folder.share(share.id)
     with folder.locked():
         loaded = read_share(directory, written=share)
         if loaded is None:
             return True
-        members = census([(share, directory)], strangers=strangers)[share.id]
+        members = census([(share, directory)], excluded=excluded)[share.id]
         members.discard(os.getpid())
         if members or (loaded.ledger and loaded.ledger.processes):
             remember_members(directory, members)

@@ -117,7 +117,7 @@ def _check_mode(share: Share) -> None:
     README of cuda-checkpoint), and a failed try may break the program. The shim needs turns, which
     these shares do not take.
     """
-    if why := traits_of(share.mode).stays_because:
+    if why := traits_of(share.mode).pinned_because:
         raise NotInModeError(
             f"share {share.name} cannot be suspended: {why}",
             hint="end its programs instead, or run programs to be suspended with --mode soft",

@@ -119,7 +119,7 @@ class ForeignDialect(ABC):
         """
         return tuple(name for name in self.resources if is_asked(pod, name))
 
-    def stays(self, pod: ForeignPod) -> bool:  # noqa: ARG002
+    def keeps_resources(self, pod: ForeignPod) -> bool:  # noqa: ARG002
         """The kubelet allocates the pod's resources: the pod is not translated."""
         return False
 

@@ -179,7 +179,7 @@ def _having(resource: str) -> tuple[ForeignContainer, ...]:
 
 
 def _asks(dialect: ForeignDialect, pod: ForeignPod) -> bool:
-    return bool(dialect.recognises(pod)) and not dialect.stays(pod)
+    return bool(dialect.recognises(pod)) and not dialect.keeps_resources(pod)
 
 
 def _under(domain: str, *names: str) -> _Names:

@@ -129,7 +129,7 @@ def _free_orphans(
     problems = [*(error for _, error in freed.stuck), *freed.problems]
     if not keeps_warm or not is_for(folder, device.uuid, MIG):
         problems += _remove_warm(slices)
-    slices.switch_off(stays=partial(is_for_mig_alone, folder, device.uuid))
+    slices.switch_off(is_needed=partial(is_for_mig_alone, folder, device.uuid))
     return problems
 
 
@@ -424,7 +424,7 @@ def _unused(folder: StateFolder, machine: Path | None) -> Sequence[_Static]:
     if not slices:
         return ()
     with Nvml(machine=machine) as source:
-        views = source.migs()
+        views = source.mig_views()
     return [
         _Static(device, cut.gpu, views[cut.gpu], views[cut.gpu].users.get(cut.gpu_instance, ()))
         for device in sorted(slices, key=lambda device: device.place)

@@ -216,7 +216,7 @@ def run(session: RunSession) -> NoReturn:
     # whole GPUs, and none of these is the share's.
     slices = {_VISIBLE: share.devices[0].uuid} if share.devices[0].gpu else {}
     variables = {**slices, **served}
-    strangers = children()  # of the program that became this `allot` by exec
+    other_children = children()  # of the program that became this `allot` by exec
     adopt_orphans()
     with signals_held() as signals:
         try:
@@ -255,9 +255,9 @@ def run(session: RunSession) -> NoReturn:
                 look=partial(session.look, folder, share) if session.look else None,
             )
         except BaseException:
-            _end(folder, share, strangers)
+            _end(folder, share, other_children)
             raise
-        _end(folder, share, strangers)
+        _end(folder, share, other_children)
         end_as(status)
 
 
@@ -387,7 +387,7 @@ def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
     try:
         return life_of(share.mode).ready(folder, share)
     except BaseException:
-        lifecycle.end(folder, share, strangers=children())
+        lifecycle.end(folder, share, excluded=children())
         raise
 
 
@@ -455,9 +455,9 @@ def _trace(directory: Path, share: Share, child: int) -> None:
         write_traces(directory, Traces(namespace, (named(child),)))
 
 
-def _end(folder: StateFolder, share: Share, strangers: Collection[int]) -> None:
+def _end(folder: StateFolder, share: Share, other_children: Collection[int]) -> None:
     try:
-        lifecycle.end(folder, share, strangers=strangers)
+        lifecycle.end(folder, share, excluded=other_children)
     except AllotError as error:
         # Keep the command's own status; the next `allot` removes the share.
         _warn(f"the share {share.id} was not removed: {error}")

@@ -83,8 +83,8 @@ PODS = st.builds(
 @given(PODS)
 def test_what_a_dialect_has_to_translate_is_asked_about(subject: ForeignPod) -> None:
     for dialect in DIALECTS:
-        stays = isinstance(dialect, NvidiaForeign) and dialect.stays(subject)
-        if dialect.recognises(subject) and not stays:
+        kept = isinstance(dialect, NvidiaForeign) and dialect.keeps_resources(subject)
+        if dialect.recognises(subject) and not kept:
             assert ALL.match(subject), dialect.name
             assert keys_of(dialect).match(subject), dialect.name
 
@@ -129,10 +129,10 @@ def test_the_examples_of_all_systems_are_asked_about(root: Path) -> None:
             if document["kind"] != "Pod":
                 continue
             subject = read_pod(json.dumps(document).encode(), namespace="team").pod
-            stays = [each.stays(subject) for each in DIALECTS]
+            kept = [each.keeps_resources(subject) for each in DIALECTS]
             known = [
                 each.name
-                for each, is_left in zip(DIALECTS, stays, strict=True)
+                for each, is_left in zip(DIALECTS, kept, strict=True)
                 if each.recognises(subject) and not is_left
             ]
             assert ALL.match(subject) or not known, (path.name, known)
@@ -294,7 +294,7 @@ def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> No
                 continue
             parts = {each.name: [PlacedDevice("GPU-a", GI, 3000)] for each in subject.containers}
             for dialect in DIALECTS:
-                if not dialect.recognises(subject) or dialect.stays(subject):
+                if not dialect.recognises(subject) or dialect.keeps_resources(subject):
                     continue
                 result = dialect.result_annotations(subject, booking(**parts), NODE, now=1.5)
                 unknown = [key for key in result if not matcher(dialect.result_keys)(key)]
