@@ -108,15 +108,23 @@ def _prose(token: Token) -> str:
 
 
 def comment_texts(place: str, content: str) -> Iterator[Text]:
-    """The paragraphs of comments in YAML, and the targets' descriptions in a Makefile."""
+    """The paragraphs and list items of comments in YAML."""
     words: list[str] = []
     for number, line in enumerate([*content.splitlines(), ""], start=1):
-        _, mark, comment = line.partition("## " if place == "Makefile" else "# ")
-        if mark and (place == "Makefile" or line.lstrip().startswith("#")):
-            words.append(comment)
-        if words and (not mark or place == "Makefile"):
+        is_comment = line.lstrip().startswith("# ")
+        comment = line.partition("# ")[2].strip()
+        if words and (not is_comment or comment.startswith("* ")):
             yield Text(f"{place}:{number}", " ".join(words))
             words = []
+        if is_comment:
+            words.append(comment)
+
+
+def target_texts(place: str, content: str) -> Iterator[Text]:
+    """The descriptions of a Makefile's targets, which `make help` shows."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if " ## " in line:
+            yield Text(f"{place}:{number}", line.partition(" ## ")[2])
 
 
 def help_texts() -> Iterator[Text]:
@@ -158,8 +166,9 @@ def texts() -> Iterator[Text]:
         place = path.relative_to(ROOT).as_posix()
         if place not in _GENERATED:
             yield from markdown_texts(place, path.read_text("utf-8"))
-    for path in [ROOT / "Makefile", *sorted((ROOT / "deploy").rglob("*.yaml"))]:
+    for path in sorted((ROOT / "deploy").rglob("*.yaml")):
         yield from comment_texts(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
+    yield from target_texts("Makefile", (ROOT / "Makefile").read_text("utf-8"))
     yield from help_texts()
     for path in sorted((ROOT / "src").rglob("*.py")):
         content = path.read_text("utf-8")
