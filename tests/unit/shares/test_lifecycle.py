@@ -274,6 +274,7 @@ from allotment.model.shares import Injection
 from allotment.model.errors import DoesNotFitError
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 device = Device("GPU-0", "T4", 0, 16 << 30, 40, (7, 5), None, "0000:00:00.0", True, False)
 request = Request(parse_memory(sys.argv[2]), compute=Compute(int(sys.argv[3])))
 made = 0
