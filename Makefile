@@ -27,9 +27,9 @@ native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: native ## two programs share a simulated GPU, before your eyes
+demo: native ## two programs share a simulated GPU
 	@$(VENV)/bin/allot demo
 
 # With -j the tests begin while mypy, one long process, still runs.
@@ -41,7 +41,7 @@ tests: $(VENV)/.developer native testbed
 	$(pytest) -n $(WORKERS) -m "not thorough and not measured" $(PYTEST_ARGS)
 	$(pytest) -n $$(nproc) -m "not thorough and measured" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
-test-all: lint types $(VENV)/.developer native testbed ## and what is thorough: long properties, all sanitizers, arm64
+test-all: lint types $(VENV)/.developer native testbed ## everything, with the thorough tests: long properties, all sanitizers, arm64
 	HYPOTHESIS_PROFILE=long COLD_COMMANDS=1 $(pytest) -n $(WORKERS) -m "not measured" --timeout=3600 $(PYTEST_ARGS)
 	$(pytest) -n $$(nproc) -m measured $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(MAKE) --no-print-directory audit
@@ -72,7 +72,7 @@ coverage-native: $(VENV)/.developer native ## which lines of C the tests reach; 
 	  status=$$?; $$run -m "measured and not thorough" -k "not thread and not address" $$tests $(PYTEST_ARGS); \
 	  $(VENV)/bin/gcovr --config native/gcovr.cfg && exit $$status
 
-hunt: $(VENV)/.developer ## property tests with examples that nobody has tried, up to 2,000 of each
+hunt: $(VENV)/.developer ## property tests with new examples, up to 2,000 of each
 	HYPOTHESIS_PROFILE=thorough $(python) -m pytest -m hypothesis --timeout=3600 $(HUNT_ARGS)
 
 lint: $(VENV)/.developer ## ruff, import-linter, deptry, clang-format, plain English
@@ -108,7 +108,7 @@ testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etc
 cluster: native testbed ## a real Kubernetes with simulated GPUs on this machine, until Ctrl-C
 	@PYTHONPATH=tests/cluster $(python) -m testbed up $(CLUSTER_ARGS)
 
-cluster-down: $(VENV)/.installed ## ends it from elsewhere; removes what one leaves that was killed
+cluster-down: $(VENV)/.installed ## end a cluster and remove its files
 	@PYTHONPATH=tests/cluster $(python) -m testbed down $(CLUSTER_ARGS)
 
 bench: native testbed ## what shares cost, and how well they hold; BENCH="launch allocate" narrows
@@ -129,7 +129,7 @@ docs: $(VENV)/.developer ## the documentation site in build/site, generated part
 wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architectures
 	$(python) -m hatchling build -t wheel
 
-clean: ## everything that is made here
+clean: ## remove all built files
 	rm -rf $(VENV) build dist native/build src/allotment/_native
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "tools" / "words.yaml"
 BASELINE = ROOT / "tools" / "words-baseline.txt"
 _GENERATED = {"docs/reference/cli.md"}
+_ROOMS = ("docs", "deploy", "bench", "examples", "native", "tests", "tools")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*]*\s+(?=[\W_]*[A-Z`\d])")
 _SHOWN = 60
 
@@ -106,6 +107,26 @@ def _prose(token: Token) -> str:
     return token.content if token.type == "text" else ""
 
 
+def comment_texts(place: str, content: str) -> Iterator[Text]:
+    """The paragraphs and list items of comments in YAML."""
+    words: list[str] = []
+    for number, line in enumerate([*content.splitlines(), ""], start=1):
+        is_comment = line.lstrip().startswith("# ")
+        comment = line.partition("# ")[2].strip()
+        if words and (not is_comment or comment.startswith("* ")):
+            yield Text(f"{place}:{number}", " ".join(words))
+            words = []
+        if is_comment:
+            words.append(comment)
+
+
+def target_texts(place: str, content: str) -> Iterator[Text]:
+    """The descriptions of a Makefile's targets, which `make help` shows."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if " ## " in line:
+            yield Text(f"{place}:{number}", line.partition(" ## ")[2])
+
+
 def help_texts() -> Iterator[Text]:
     """What the commands say of themselves and of their options."""
     for path, command, _ in generate_cli_reference.commands(cli.main, "allot", None):
@@ -140,10 +161,14 @@ def _literal(node: ast.expr) -> str:
 
 def texts() -> Iterator[Text]:
     """Everything that is held to the rules."""
-    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
+    documents = [path for room in _ROOMS for path in sorted((ROOT / room).rglob("*.md"))]
+    for path in [*sorted(ROOT.glob("*.md")), *documents]:
         place = path.relative_to(ROOT).as_posix()
         if place not in _GENERATED:
             yield from markdown_texts(place, path.read_text("utf-8"))
+    for path in sorted((ROOT / "deploy").rglob("*.yaml")):
+        yield from comment_texts(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
+    yield from target_texts("Makefile", (ROOT / "Makefile").read_text("utf-8"))
     yield from help_texts()
     for path in sorted((ROOT / "src").rglob("*.py")):
         content = path.read_text("utf-8")

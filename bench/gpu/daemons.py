@@ -21,8 +21,8 @@ from allotment.model.modes import MPS
 from allotment.modes.mps.state import DaemonState, MpsPlace
 from allotment.modes.mps.supervisor import Supervisor, Timing
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import control_of, parts, place_of
+from allotment.shares.recovery import list_shares
 from bench.compute.rig import Rig
 
 PATIENCE_S: Final = 60.0

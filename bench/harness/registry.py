@@ -452,7 +452,7 @@ BENCHES: Final = (
     _mps("mps-restart", "restart", 30, "How soon is a killed MPS daemon replaced?"),
     # ---- small calls
     _micro("parse", "calls", 15, "How long does parsing an amount of memory take?"),
-    _micro("wishes", "calls", 15, "How long does reading a pod's request for GPUs take?"),
+    _micro("read-request", "calls", 15, "How long does reading a pod's request for GPUs take?"),
     _micro("choose", "calls", 15, "How long does choosing a GPU of eight on one machine take?"),
     _micro(
         "choose-slice",

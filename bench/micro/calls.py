@@ -25,7 +25,7 @@ from bench.harness.runner import NoRig
 _QUICK: Final = ("--processes", "2", "--values", "2", "--warmups", "1", "--min-time", "0.01")
 _WHAT: Final = {
     "parse": "parse_memory('3500Mi')",
-    "wishes": "a pod's request for GPUs, from kube-scheduler's bytes",
+    "read-request": "a pod's request for GPUs, from kube-scheduler's bytes",
     "choose": "a GPU of eight for a share",
     "choose-slice": "a place for a slice on eight GPUs",
     "read-ledger": "a share's ledger",
@@ -37,9 +37,9 @@ def parse(_rig: NoRig, options: Options) -> Iterator[Result]:
     yield _measure("parse", options)
 
 
-def wishes(_rig: NoRig, options: Options) -> Iterator[Result]:
+def read_request(_rig: NoRig, options: Options) -> Iterator[Result]:
     """Read what a pod asks for."""
-    yield _measure("wishes", options)
+    yield _measure("read-request", options)
 
 
 def choose(_rig: NoRig, options: Options) -> Iterator[Result]:

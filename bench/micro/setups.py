@@ -21,7 +21,7 @@ def parse() -> Callable[[], object]:
     return lambda: parse_memory("3500Mi")
 
 
-def wishes() -> Callable[[], object]:
+def read_request() -> Callable[[], object]:
     """Read what a pod asks for, from the bytes that kube-scheduler sends."""
     from allotment.dialects.own.registry import need_of
     from allotment.kube.cluster_feed import to_cluster_pod
@@ -89,7 +89,7 @@ def read_ledger() -> Callable[[], object]:
 
 SETUPS: Final[Mapping[str, Callable[[], Callable[[], object]]]] = {
     "parse": parse,
-    "wishes": wishes,
+    "read-request": read_request,
     "choose": choose,
     "choose-slice": choose_slice,
     "read-ledger": read_ledger,

@@ -392,7 +392,7 @@ def _slice_times(
 
 def _count_slices(machine: Path) -> int:
     with Nvml(machine=machine) as source:
-        return sum(len(view.gpu.instances) for view in source.migs().values())
+        return sum(len(view.gpu.instances) for view in source.mig_views().values())
 
 
 def _cuts(count: int) -> list[float]:

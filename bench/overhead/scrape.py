@@ -28,7 +28,8 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import FrontDoor, ShareOrder, create
+from allotment.shares.lifecycle import FrontDoor, create
+from allotment.shares.placing import ShareOrder
 from bench.harness.options import Options
 from bench.harness.programs import bare_environment
 from bench.harness.quantiles import quantile

@@ -26,7 +26,8 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import FrontDoor, ShareOrder, create
+from allotment.shares.lifecycle import FrontDoor, create
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from bench.harness.options import Options
 from bench.harness.quantiles import summarize

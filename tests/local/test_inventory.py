@@ -138,7 +138,7 @@ def test_a_gpu_is_listened_to_before_it_is_listed_however_late_it_is(
     async def script() -> None:
         # The second look is an hour away: that who is late is heard is not its doing.
         watch, heard = GpuWatch(machine=path, patience_s=0.5, poll_s=3600.0), list[GpuEvent]()
-        watch.hear(lambda _, seen: heard.append(seen) if isinstance(seen, GpuEvent) else None)
+        watch.subscribe(lambda _, seen: heard.append(seen) if isinstance(seen, GpuEvent) else None)
         async with watching(watch), asyncio.timeout(90):
             async for inventory in watch.changes():
                 assert {device.uuid for device in inventory.devices} <= watch.listening()
@@ -167,7 +167,7 @@ def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
             threads = set(threading.enumerate())
             faults.set_fault(path, 1, hang_us=FOR_EVER_US)
             answers: list[tuple[str, Sighting]] = []
-            watch.hear(lambda *seen: answers.append(seen))
+            watch.subscribe(lambda *seen: answers.append(seen))
             await until(lambda: troubled(watch) == {uuids[1]: "it has not answered in time"})
             assert listed(watch) == uuids
             for _ in range(4):
@@ -244,7 +244,7 @@ def test_a_gpu_that_was_lost_before_the_start_is_gone(
     async def script() -> None:
         gone = set[str]()
         watch = GpuWatch(machine=path, patience_s=0.5, poll_s=0.1, expected=lambda: uuids)
-        watch.hear(lambda uuid, seen: gone.add(uuid) if isinstance(seen, Gone) else None)
+        watch.subscribe(lambda uuid, seen: gone.add(uuid) if isinstance(seen, Gone) else None)
         async with watching(watch):
             await watch.first_look()
             if is_hung:
@@ -271,7 +271,7 @@ def test_a_gpu_that_the_agent_may_not_use_is_hidden_and_not_gone(
     async def script() -> None:
         seen = dict[str, Sighting]()
         watch = GpuWatch(machine=path, patience_s=2.0, poll_s=0.1, expected=lambda: [*uuids, other])
-        watch.hear(lambda uuid, sighting: seen.update({uuid: sighting}))
+        watch.subscribe(lambda uuid, sighting: seen.update({uuid: sighting}))
         async with watching(watch):
             await until(lambda: seen.keys() == {*uuids, other})
             assert seen[uuids[0]] == (Gone(reason=OFF_BUS) if lost == 0 else Hidden())
@@ -302,7 +302,7 @@ def test_a_missing_gpu_is_not_called_lost_before_the_kernel_answers(
     async def script() -> None:
         seen = dict[str, Sighting]()
         watch = GpuWatch(machine=path, patience_s=0.5, poll_s=0.1, expected=lambda: uuids)
-        watch.hear(lambda uuid, sighting: seen.update({uuid: sighting}))
+        watch.subscribe(lambda uuid, sighting: seen.update({uuid: sighting}))
         async with watching(watch):
             await until(lambda: isinstance(seen.get(uuids[0]), Hidden))
             may_answer.set()
@@ -339,7 +339,7 @@ def test_another_uuid_in_the_same_place_is_another_gpu(machine: Callable[[str], 
 
     async def script() -> None:
         watch, seen = quick(path), list[tuple[str, Sighting]]()
-        watch.hear(lambda *sighting: seen.append(sighting))
+        watch.subscribe(lambda *sighting: seen.append(sighting))
         async with watching(watch):
             await watch.first_look()
             rename_gpu(path, 1, new)
@@ -435,7 +435,7 @@ def test_health_of_gpus_that_break_in_different_ways(machine: Callable[[str], Pa
         watch, events = quick(path, patience_s=2.0), list[GpuEvent]()
         rules = Rules(silence_s=4.0, test_pause_s=0.1)
         health = HealthWatch(gpus=watch, policy=XidPolicy(), reports=Silence(), rules=rules)
-        watch.hear(lambda _, seen: events.append(seen) if isinstance(seen, GpuEvent) else None)
+        watch.subscribe(lambda _, seen: events.append(seen) if isinstance(seen, GpuEvent) else None)
         async with watching(watch, health.run()):
             await watch.first_look()
             await until(lambda: watch.listening() == set(uuids))
@@ -489,7 +489,7 @@ path = Path(sys.argv[1])
 async def script():
     seen = []
     watch = GpuWatch(patience_s=5.0, poll_s=0.1)
-    watch.hear(lambda _, each: seen.append(each))
+    watch.subscribe(lambda _, each: seen.append(each))
     running = asyncio.create_task(watch.run())
     inventory = await watch.first_look()
     assert [device.simulated for device in inventory.devices] == [False, False]

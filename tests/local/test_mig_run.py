@@ -27,6 +27,7 @@ from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal, Stage
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 
 Allot = Any  # tests/conftest.py: CommandLine
 T = TypeVar("T")
@@ -272,9 +273,7 @@ def test_a_share_with_an_older_look_does_not_come_to_a_gpu_that_is_cut(machine: 
     before = SimulatedMachine(machine.file).devices()[:1]
     program = machine.start("--mig", "1g.10gb")
     first_line(program)
-    order = lifecycle.ShareOrder(
-        Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=machine.file
-    )
+    order = ShareOrder(Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=machine.file)
     with pytest.raises(DoesNotFitError):
         lifecycle.create(StateFolder(machine.allot.state), order, before)
     end(program)

@@ -32,6 +32,7 @@ from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import ModePolicy, write_mode_policy
 from allotment.shares.old_machines import remove_old_machines
+from allotment.shares.placing import ShareOrder
 
 Allot = Any  # tests/conftest.py: CommandLine
 DAYS_S = 86_400.0
@@ -173,9 +174,7 @@ def _name(path: Path, folder: StateFolder) -> None:
 
 
 def _share(path: Path, folder: StateFolder) -> None:
-    order = lifecycle.ShareOrder(
-        Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=path, spec=SPEC
-    )
+    order = ShareOrder(Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=path, spec=SPEC)
     door = lifecycle.FrontDoor(locked=nullcontext)  # who removes machines holds the lock
     lifecycle.create(folder, order, read_machine(path).devices, door=door)
     age(path)

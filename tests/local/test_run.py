@@ -15,7 +15,7 @@ import pytest
 from patience import wait_until
 
 from allotment.model.structs import replace
-from allotment.shares import lifecycle
+from allotment.shares import recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census
 from allotment.shares.run.namespace import can_unshare
@@ -486,7 +486,7 @@ def test_members_of_a_namespace_whatever_their_root_folder_is(
     process = begin(*run("sh", "-c", script, inject="namespace"))
     assert process.stdout
     pids = set(map(int, process.stdout.readline().split()))
-    (found,) = lifecycle.list_shares(StateFolder(allot.state))
+    (found,) = recovery.list_shares(StateFolder(allot.state))
     assert found.share
     traces = found.directory / "processes.json"
     wait_until(traces.exists)

@@ -19,10 +19,11 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
-from allotment.shares import drain, lifecycle
+from allotment.shares import drain, lifecycle, recovery
 from allotment.shares.drain import ModeChange
 from allotment.shares.mig import allocate
 from allotment.shares.mode_policy import mode_policy_of, modes_on
+from allotment.shares.placing import ShareOrder
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -46,7 +47,7 @@ def _placed_pod(machine: Machine) -> None:
         kind=ContainerKind.REGULAR,
         resource="allotment.dev/gpu",
     )
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         Request(parse_memory("1Gi")),
         Injection.ENVIRONMENT,
         machine=machine.file,
@@ -57,7 +58,7 @@ def _placed_pod(machine: Machine) -> None:
 
 
 def _end_pod(machine: Machine) -> None:
-    [found] = lifecycle.list_shares(machine.folder)
+    [found] = recovery.list_shares(machine.folder)
     lifecycle.destroy(machine.folder, found, force=True)
 
 
@@ -67,7 +68,7 @@ def _change(machine: Machine, *modes: str) -> ModeChange:
 
 
 def _modes(machine: Machine) -> frozenset[str]:
-    return modes_on(lifecycle.list_shares(machine.folder), machine.uuids[0])
+    return modes_on(recovery.list_shares(machine.folder), machine.uuids[0])
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_what_is_left_on_another_gpu_is_not_waited_for(
 
     def is_in_need() -> bool:
         with machine.folder.locked():
-            lifecycle.recover(machine.folder)
+            recovery.recover(machine.folder)
         return machine.uuids[1] in allocate.in_need(machine.folder)
 
     wait_until(is_in_need, "its program lives on")

@@ -36,7 +36,7 @@ class _Session:
         self.session = NvmlSession(machine)
         self.devices = SimulatedMachine(machine).devices()
 
-    def hear(self, observer: Callable[[str, Sighting], None]) -> None:
+    def subscribe(self, observer: Callable[[str, Sighting], None]) -> None:
         pass
 
     def reports(self, *, patience_s: float) -> Mapping[str, Report]:

@@ -95,8 +95,8 @@ def test_a_compute_instance_takes_all_of_a_7g(machine: Callable[[str], Path]) ->
     path = machine("h100-80gb")
     assert str(ask(path, question)).startswith("MIG-")
     [device] = FactReader(machine=path, patience_s=60).read().devices
-    assert device.migs is not None
-    assert [(each.gi_slices, each.ci_slices) for each in device.migs] == [(7, 7)]
+    assert device.mig_devices is not None
+    assert [(each.gi_slices, each.ci_slices) for each in device.mig_devices] == [(7, 7)]
 
 
 def test_errors_say_what_was_not_done_to_which_gpu(machine: Callable[[str], Path]) -> None:
@@ -149,9 +149,9 @@ def test_mig_devices_are_among_the_nodes_facts(machine: Callable[[str], Path]) -
     ask(path, question)
     reader = FactReader(machine=path, patience_s=60)
     split, whole = reader.read().devices
-    assert (split.is_mig_enabled, whole.is_mig_enabled, whole.migs) == (True, False, None)
-    assert split.migs is not None
-    small, large = split.migs
+    assert (split.is_mig_enabled, whole.is_mig_enabled, whole.mig_devices) == (True, False, None)
+    assert split.mig_devices is not None
+    small, large = split.mig_devices
     assert small.profile == "1g.10gb+me"
     assert large == MigFacts(
         profile="3g.40gb",

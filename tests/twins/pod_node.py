@@ -12,7 +12,7 @@ from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
-from allotment.shares import lifecycle
+from allotment.shares import recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
@@ -44,7 +44,7 @@ class Node:
     def check(self) -> None:
         """Nothing is half there, and every seat is some share's."""
         assert [path.name for path in self.folder.shares.iterdir() if "-" in path.name] == []
-        found = lifecycle.list_shares(self.folder)
+        found = recovery.list_shares(self.folder)
         assert [each.problem for each in found] == [None] * len(found)
         seats = [
             (seat.share_id, path.name)

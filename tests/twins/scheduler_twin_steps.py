@@ -299,7 +299,7 @@ class SchedulerSteps(RuleBasedStateMachine):
                 counts = replica.book.counts()
                 assert not counts[ReservationState.RESERVED]
                 assert not counts[ReservationState.UNKNOWN]
-                assert not replica.binder.under_way
+                assert not replica.binder._tasks  # noqa: SLF001
                 bound = [each for each in replica.quotas._entries.values() if each.is_bound]  # noqa: SLF001
                 assert len(bound) == given
             self.nothing_is_given_twice()

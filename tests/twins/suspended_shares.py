@@ -24,7 +24,8 @@ from allotment.devices.simulated import SimulatedMachine, gpu_times
 from allotment.model.devices import Device
 from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import find, list_shares
+from allotment.shares.lifecycle import find
+from allotment.shares.recovery import list_shares
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30

@@ -32,7 +32,8 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import FrontDoor, ShareOrder, create
+from allotment.shares.lifecycle import FrontDoor, create
+from allotment.shares.placing import ShareOrder
 
 MACHINE: Final = "a100-80gb:16"
 NODE: Final = "node-1"

@@ -81,6 +81,25 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
     assert rights("Role") == {*own, ("serviceaccounts", "get", "allotment-scheduler")}
 
 
+def explained_rights(root: Path, section: str) -> set[tuple[str, str]]:
+    """The resources and verbs of a section's table: a cell has `RESOURCE`, ...: VERB, ...; ..."""
+    text = (root / "deploy" / "README.md").read_text("utf-8")
+    table = text.partition(f"## {section}\n\n")[2].partition("\n\n")[0]
+    return {
+        (resource, verb)
+        for cell in re.findall(r"^\| (`[a-z/]+`.*?) \|", table, re.MULTILINE)
+        for names, _, verbs in (part.partition(": ") for part in cell.split("; "))
+        for resource in re.findall(r"`([a-z/]+)`", names)
+        for verb in verbs.split(", ")
+    }
+
+
+def test_the_readme_explains_each_right_of_the_agent(root: Path, documents: list[Document]) -> None:
+    roles = [one(documents, "ClusterRole"), one(documents, "Role")]
+    rights = {each[:2] for role in roles for each in rights_of(role)}
+    assert explained_rights(root, "What the agent may do") == rights
+
+
 def test_it_is_root_with_the_capabilities_that_the_readme_explains(
     root: Path, pod: Document, container: Document
 ) -> None:
@@ -266,9 +285,8 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
     for secret in ("allotment-webhook", "allotment-kube-scheduler"):
         assert "data" not in scheduling["Secret", secret]
     assert ("Lease", "allotment-scheduler") in scheduling
-    text = (root / "deploy" / "README.md").read_text("utf-8")
-    for resource in {each[0] for each in everywhere | here}:
-        assert f"`{resource}`" in text, resource
+    explained = explained_rights(root, "What the scheduler may do")
+    assert explained == {each[:2] for each in everywhere | here}
 
 
 def test_the_scheduler_s_names_are_the_same_everywhere(

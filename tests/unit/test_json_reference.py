@@ -327,7 +327,7 @@ def inspect_example() -> object:
     node = NodeHoldings(
         name="n",
         devices=(DeviceHoldings(device=device, holders=(holder,)),),
-        strangers=(stranger,),
+        unlocated=(stranger,),
     )
     found = ClusterHoldings(
         nodes=(node,),

@@ -58,6 +58,14 @@ def test_messages_and_hints_of_errors_are_read() -> None:
     assert [text.words for text in texts] == ["ask whoever has it", "… is nobody's"]
 
 
+def test_comments_of_manifests_and_targets_are_read() -> None:
+    manifest = "# One\n# two:\n#   * a\nkey: 1  # not this\n  # three\n"
+    texts = check_words.comment_texts("a.yaml", manifest)
+    assert [text.words for text in texts] == ["One two:", "* a", "three"]
+    (target,) = check_words.target_texts("Makefile", "a: b ## run\n\tc\n")
+    assert target.words == "run"
+
+
 def test_help_texts_are_read() -> None:
     places = {text.place for text in check_words.help_texts()}
     assert {"allot run --help", "allot run --memory", "allot mig plan --help"} <= places

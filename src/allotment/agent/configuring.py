@@ -316,12 +316,12 @@ class Configuring:
         if outcome.problem is not None and outcome.is_new_problem:
             self._reports.count("config_loads", result="invalid")
             self._was_invalid = True
-            stays = (
+            effect = (
                 "; the previous configuration stays in force"
                 if self._state.config
                 else "; no GPU is offered until it is corrected"
             )
-            problem = AllotError(f"{outcome.problem.message}{stays}", hint=outcome.problem.hint)
+            problem = AllotError(f"{outcome.problem.message}{effect}", hint=outcome.problem.hint)
             self._reports.node("ConfigInvalid", problem.one_line(), is_warning=True)
         self._reports.gauge("config_valid", 0.0 if self.problem else 1.0)
 

@@ -211,7 +211,7 @@ class GpuWatch:
                 last = self._current
                 yield last
 
-    def hear(self, observer: Callable[[str, Sighting], None]) -> None:
+    def subscribe(self, observer: Callable[[str, Sighting], None]) -> None:
         """Call `observer` in the event loop with each GPU's UUID and each later sighting of it."""
         self._observers.append(observer)
 

@@ -88,7 +88,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """By UUID: the mode of each device."""
     shared: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """By UUID: the modes of each device of `GPU_SHARE`, one at a time; the first is the default."""
-    migs: Mapping[str, MigUse] = msgspec.field(default_factory=dict)
+    mig_uses: Mapping[str, MigUse] = msgspec.field(default_factory=dict)
     """By UUID: how a GPU is cut on demand."""
     time_slices: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By UUID: the driver's time slice, if a rule sets one: `short`, `medium`, ..."""
@@ -161,17 +161,17 @@ def plan(
     _warn_of_mixtures(offered, problems)
     shared_devices = [as_whole(each.device) for each in shares]
     offered += _shares(shared_devices, unhealthy, config)
-    migs = {
+    mig_uses = {
         each.device.uuid: use
         for each in shares
         if each.rule is not None and (use := mig_use(each.rule)) is not None
     }
     return Offer(
         resources=tuple(sorted(offered, key=attrgetter("name"))),
-        quantities=_quantities(shared_devices, unhealthy, migs),
+        quantities=_quantities(shared_devices, unhealthy, mig_uses),
         modes={each.device.uuid: each.mode for each in parts},
         shared={each.device.uuid: each.modes for each in shares},
-        migs=migs,
+        mig_uses=mig_uses,
         time_slices={
             each.device.uuid: each.rule.time_slice
             for each in parts
@@ -464,7 +464,7 @@ def _shares(
 
 
 def _quantities(
-    devices: Sequence[Device], unhealthy: Mapping[str, str], migs: Collection[str]
+    devices: Sequence[Device], unhealthy: Mapping[str, str], mig_uses: Collection[str]
 ) -> Mapping[str, int]:
     """Return the amounts of healthy devices, for the node's capacity.
 
@@ -475,7 +475,7 @@ def _quantities(
         return {}
     healthy = [each for each in devices if each.uuid not in unhealthy]
     return {
-        GPU_MEMORY: sum(_most_memory(each, may_be_cut=each.uuid in migs) for each in healthy),
+        GPU_MEMORY: sum(_most_memory(each, may_be_cut=each.uuid in mig_uses) for each in healthy),
         GPU_COMPUTE: _WHOLE_COMPUTE * len(healthy),
     }
 

@@ -39,8 +39,8 @@ from allotment.model.structs import replace
 from allotment.shares.booking import Booking, booked
 from allotment.shares.compute_view import utilization
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import servers
+from allotment.shares.recovery import list_shares
 from allotment.shares.status import DeviceView, LiveState, ShareStatus, ShareView, share_status
 
 _log = structlog.get_logger("allotment.agent")
@@ -57,7 +57,7 @@ _Answer = TypeVar("_Answer")
 class GpuReports(Protocol):
     """The part of `inventory.GpuWatch` that is used here."""
 
-    def hear(self, observer: Callable[[str, Sighting], None]) -> None: ...
+    def subscribe(self, observer: Callable[[str, Sighting], None]) -> None: ...
 
     def reports(self, *, patience_s: float) -> Mapping[str, Report]:
         """Return the figures of the GPUs that answer in time, by UUID."""
@@ -114,7 +114,7 @@ class UseReader:
         self._xids: dict[str, int] = {}
         self._lent: dict[tuple[str, str], _Lent] = {}
         """By share and device."""
-        gpus.hear(self._see)
+        gpus.subscribe(self._see)
 
     def _see(self, uuid: str, sighting: Sighting) -> None:
         if isinstance(sighting, GpuEvent) and sighting.xid is not None:

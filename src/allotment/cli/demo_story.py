@@ -23,7 +23,7 @@ from allotment.ledger import Ledger, read
 from allotment.model.errors import AllotError
 from allotment.model.formats import format_bytes
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import list_shares
+from allotment.shares.recovery import list_shares
 from allotment.shares.run.command import refuse_nesting
 
 _GI = 1 << 30

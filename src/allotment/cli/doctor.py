@@ -37,8 +37,8 @@ from allotment.modes import traits_of
 from allotment.modes.mig.journal import Journal, Stage, stands_for
 from allotment.modes.mps.state import DaemonState, MpsStatus
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import place_of, statuses
+from allotment.shares.recovery import list_shares
 from allotment.shares.run.command import inside_share
 from allotment.shares.run.namespace import PRELOAD_FILE, can_unshare
 

@@ -198,8 +198,8 @@ def _glance(node: NodeHoldings) -> dict[str, str]:
 
 def _by_namespace(node: NodeHoldings) -> str:
     counts = Counter(holder.namespace for each in node.devices for holder in each.holders)
-    counts.update(each.namespace for each in node.strangers)
-    others = sum(each.others.shares for each in node.devices) - len(node.strangers)
+    counts.update(each.namespace for each in node.unlocated)
+    others = sum(each.others.shares for each in node.devices) - len(node.unlocated)
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     words = [f"{name} {number}" for name, number in ordered]
     if others > 0:
@@ -281,7 +281,7 @@ def _rows(node: NodeHoldings, *, is_wide: bool) -> Iterator[dict[str, str]]:
         if each.others.shares:
             yield {**on, **_others(each)}
         yield {**on, **_free(each)}
-    for tenant in node.strangers:
+    for tenant in node.unlocated:
         yield _stranger(node, tenant)
 
 
@@ -359,7 +359,7 @@ def document(found: ClusterHoldings, nodes: Sequence[NodeHoldings]) -> dict[str,
                         "claim": tenant.is_claim,
                         "state": tenant.phase or None,
                     }
-                    for tenant in node.strangers
+                    for tenant in node.unlocated
                 ],
             }
             for node in nodes

@@ -20,9 +20,10 @@ from allotment.model.errors import (
 )
 from allotment.model.modes import MIG
 from allotment.model.structs import replace
+from allotment.shares.booking import Booking, booked
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import Booking, LoadedShare, booked
 from allotment.shares.mode_policy import ModePolicy, modes_on, read_mode_policies, refusal
+from allotment.shares.record import LoadedShare
 from allotment.shares.run.command import inside_share
 from allotment.shares.status import Readings, ShareStatus, share_status
 

@@ -305,7 +305,7 @@ def mig_views(machines: Collection[Path | None]) -> Iterator[tuple[str, MigView]
     for machine in machines:
         try:
             with Nvml(machine=machine) as source:
-                views = source.migs()
+                views = source.mig_views()
         except AllotError:
             continue
         yield from views.items()

@@ -65,7 +65,7 @@ def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """Complete the name of a share; an unreadable state folder completes nothing."""
     from allotment.model.errors import AllotError
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lifecycle import list_shares
+    from allotment.shares.recovery import list_shares
 
     try:
         shares = list_shares(StateFolder.at(ctx.params.get("state")))
@@ -242,7 +242,9 @@ def output_option(*kinds: str) -> Callable[[_F], _F]:
     if "yaml" not in kinds:
         words = "Format; JSON is stable."
     if "wide" in kinds:
-        words += " wide: the whole table on any terminal, with whole UUIDs. name: names alone."
+        words += " wide: the whole table on any terminal, with whole UUIDs."
+    if "name" in kinds:
+        words += " name: names alone."
     return click.option("-o", "--output", type=click.Choice(kinds), default=kinds[0], help=words)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
-    from allotment.shares.lifecycle import LoadedShare
+    from allotment.shares.record import LoadedShare
 
 
 @click.command(short_help="Change a share's limits while its programs run.")

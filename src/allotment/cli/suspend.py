@@ -32,7 +32,7 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
     again. Its compute guarantee stays booked.
 
     With an older driver only shares with --oversubscribe can be suspended: their contexts stay on
-    the GPU, and their memory stays booked. Shares of mode mps cannot be suspended.
+    the GPU, and their memory stays booked. Only shares of mode soft can be suspended.
 
     \b
     Examples:

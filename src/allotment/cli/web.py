@@ -289,7 +289,7 @@ class MachineSource:
         from allotment.cli.machines import status_of, survey
         from allotment.devices.nvml import readings
         from allotment.model.errors import NoDevicesError
-        from allotment.shares.lifecycle import list_shares
+        from allotment.shares.recovery import list_shares
         from allotment.web.fleet import Fleet, FleetNode
 
         loaded = list_shares(self._folder) if self._folder.exists() else []

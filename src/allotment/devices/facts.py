@@ -114,7 +114,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The PCIe root complex, `pci0000:00`. Empty: unknown."""
     is_mig_capable: bool = False
     is_mig_enabled: bool = False
-    migs: tuple[MigFacts, ...] | None = None
+    mig_devices: tuple[MigFacts, ...] | None = None
     """Its MIG devices; None: MIG is off, or hidden from this user."""
     fabric: FabricPlace | None = None
     vgpu_host: VgpuHost | None = None
@@ -242,21 +242,21 @@ class FactReader:
             pcie_root="" if folder is None else pcie_root(folder),
             is_mig_capable=mig is not None,
             is_mig_enabled=is_mig_enabled,
-            migs=_migs(nvml, handle) if is_mig_enabled else None,
+            mig_devices=_mig_devices(nvml, handle) if is_mig_enabled else None,
             fabric=_fabric(nvml, handle),
             vgpu_host=None if folder is None else vgpu_host(_read(folder / "config")),
         )
 
 
-def _migs(nvml: ModuleType, handle: Handle) -> tuple[MigFacts, ...] | None:
+def _mig_devices(nvml: ModuleType, handle: Handle) -> tuple[MigFacts, ...] | None:
     try:
-        migs = [
+        facts = [
             _mig_facts(profile, nvml.nvmlDeviceGetAttributes(device))
             for profile, device in mig_devices(nvml, handle)
         ]
     except (nvml.NVMLError_NoPermission, *removed(nvml)):
         return None  # only root may read them; or one was removed meanwhile
-    return tuple(sorted(migs, key=lambda mig: (mig.gi_slices, mig.memory_mib, mig.profile)))
+    return tuple(sorted(facts, key=lambda mig: (mig.gi_slices, mig.memory_mib, mig.profile)))
 
 
 def _mig_facts(profile: MigProfile, attributes: Any) -> MigFacts:  # noqa: ANN401 - NVML's structure

@@ -77,7 +77,7 @@ class Nvml:
                 readings[answer.uuid] = answer
         return readings
 
-    def migs(self) -> Mapping[str, MigView]:
+    def mig_views(self) -> Mapping[str, MigView]:
         """MIG state and users of each GPU with MIG, by UUID.
 
         GPUs that do not answer or hide it from this user are omitted (MIG is root's).

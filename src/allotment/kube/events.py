@@ -79,7 +79,7 @@ class EventBook:
         self._most_waiting = most_waiting
         self._burst = burst
         self._refill_s = refill_s
-        self._told: OrderedDict[Happening, EventEntry] = OrderedDict()
+        self._sent: OrderedDict[Happening, EventEntry] = OrderedDict()
         self._waiting: OrderedDict[Happening, EventEntry] = OrderedDict()
         self._allowances: OrderedDict[Reference, tuple[float, float]] = OrderedDict()
 
@@ -91,7 +91,7 @@ class EventBook:
             return True
         if len(self._waiting) >= self._most_waiting or not self._allow(happening.about, now):
             return False
-        sent = self._told.get(happening)
+        sent = self._sent.get(happening)
         if sent is None or now - sent.last > _SAME_S:
             self._waiting[happening] = EventEntry("", 1, now, now)
         else:
@@ -102,7 +102,7 @@ class EventBook:
         """Return the oldest waiting event; it stays in the queue."""
         return next(iter(self._waiting.items()), None)
 
-    def told(self, happening: Happening, entry: EventEntry) -> None:
+    def sent(self, happening: Happening, entry: EventEntry) -> None:
         """Record that this was sent, as `entry`. A repetition meanwhile still waits."""
         waiting = self._waiting.get(happening)
         if waiting is not None and waiting.count == entry.count:
@@ -110,14 +110,14 @@ class EventBook:
         elif waiting is not None:
             self._waiting[happening] = replace(waiting, name=entry.name)
             self._waiting.move_to_end(happening)
-        self._told[happening] = entry
-        self._told.move_to_end(happening)
-        while len(self._told) > _MOST_KNOWN:
-            self._told.popitem(last=False)
+        self._sent[happening] = entry
+        self._sent.move_to_end(happening)
+        while len(self._sent) > _MOST_KNOWN:
+            self._sent.popitem(last=False)
 
     def lost(self, happening: Happening) -> None:
         """Record that the server has dropped the event: it will be created again."""
-        self._told.pop(happening, None)
+        self._sent.pop(happening, None)
         waiting = self._waiting.get(happening)
         if waiting is not None:
             self._waiting[happening] = replace(waiting, name="")
@@ -214,7 +214,7 @@ class Events:
                 self._on_drop()
         else:
             self._backoff.reset()
-            self._book.told(happening, entry)
+            self._book.sent(happening, entry)
 
     async def _make(self, happening: Happening, entry: EventEntry) -> None:
         about = happening.about

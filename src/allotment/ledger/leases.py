@@ -88,8 +88,6 @@ class Contract(msgspec.Struct, frozen=True):
 
     uuid: str
     generation: int
-    quantum_us: int
-    """Length of a lease while other shares wait."""
     is_governed: bool
     """Whether the shares take turns, because one of them needs it."""
     seats: tuple[TakenSeat, ...]
@@ -249,7 +247,6 @@ def _parsed(data: bytes) -> Contract:
     return Contract(
         uuid=text(data, layout.CONTRACT_UUID_AT, 48),
         generation=u64(data, layout.CONTRACT_GENERATION_AT),
-        quantum_us=u32(data, layout.CONTRACT_QUANTUM_US_AT),
         is_governed=u32(data, layout.CONTRACT_GOVERNED_AT) > 0,
         seats=tuple(seat for seat in seats if seat is not None),
     )

@@ -46,6 +46,17 @@ def format_bytes(size: float | None) -> str:
     return f"{size}B"
 
 
+def format_apart(need: int, have: int) -> tuple[str, str]:
+    """Format both sizes; in bytes if rounding would hide their difference."""
+    texts = format_bytes(need), format_bytes(have)
+    return texts if need == have or texts[0] != texts[1] else (f"{need}B", f"{have}B")
+
+
+def need_and_have(need: int, have: int) -> str:
+    """The text of each refusal for memory: `need 40Gi, have 39.6Gi`."""
+    return "need {}, have {}".format(*format_apart(need, have))
+
+
 def format_count(number: int, word: str, words: str | None = None) -> str:
     """`1 process`, `2 processes` (`words`; default: with an s)."""
     return f"{number} {word if number == 1 else words or word + 's'}"

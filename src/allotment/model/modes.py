@@ -53,7 +53,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """With less memory, CUDA's own contexts may leave none for its programs."""
     fixed_because: str = ""
     """Why its limits cannot change; empty: they can."""
-    stays_because: str = ""
+    pinned_because: str = ""
     """Why its programs cannot be taken off a GPU and brought back; empty: they can."""
 
     @property
@@ -71,7 +71,7 @@ TRAITS: Final[Mapping[str, Traits]] = {
         needs_daemon=True,
         ignores=frozenset({"weight", "latency"}),
         least_ceiling=100,  # The driver treats less than 1 % as no limit.
-        stays_because="its programs are clients of MPS, and the driver is not known to checkpoint"
+        pinned_because="its programs are clients of MPS, and the driver is not known to checkpoint"
         " those without harm",
     ),
     MIG: Traits(
@@ -99,6 +99,11 @@ def has_slices(modes: Iterable[str]) -> bool:
 def has_only_slices(modes: Collection[str]) -> bool:
     """True if there are modes, and the shares of all of them are slices."""
     return bool(modes) and _SLICED.issuperset(modes)
+
+
+def joined_by_mode(texts: Mapping[str, str], separator: str = "; ") -> str:
+    """Join what is said of each mode, as in `mode mig: TEXT; mode soft: TEXT`; no empty text."""
+    return separator.join(f"mode {mode}: {text}" for mode, text in texts.items() if text)
 
 
 def mode_of_all(modes: Iterable[str]) -> str:

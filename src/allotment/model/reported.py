@@ -30,7 +30,3 @@ class Reported(Generic[_Key]):
     def over(self, key: _Key) -> None:
         """Forget a key: it is reported when it comes again."""
         self._last.pop(key, None)
-
-    def all_over(self) -> None:
-        """Forget all keys."""
-        self._last.clear()

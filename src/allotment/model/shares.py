@@ -122,7 +122,6 @@ class Share(msgspec.Struct, frozen=True):
     runner: Runner | None = None
     """None: the share stays until it is removed."""
     command: tuple[str, ...] = msgspec.field(default=())
-    user_id: int = 0
     cdi_spec: str | None = None
     """Path of the CDI spec file of the share, removed with it."""
     suspension: Suspension | None = None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allotment.model.compute import WHOLE
-from allotment.model.formats import format_bytes, format_count, format_percent
-from allotment.model.modes import traits_of
+from allotment.model.formats import format_bytes, format_count, format_percent, need_and_have
+from allotment.model.modes import joined_by_mode, traits_of
 from allotment.model.placements import DeviceState, Judgement, Verdict
 from allotment.model.requests import Request
 from allotment.model.structs import replace
@@ -313,14 +313,11 @@ def in_all_modes(refusals: Mapping[str, Refusal]) -> Refusal:
     if not others:
         return first
 
-    def joined(texts: Mapping[str, str]) -> str:
-        return "; ".join(f"mode {mode}: {text}" for mode, text in texts.items() if text)
-
     return replace(
         first,
-        text=joined({mode: refusal.text for mode, refusal in refusals.items()}),
-        stem=joined({mode: refusal.stem for mode, refusal in refusals.items()}),
-        details=joined({mode: refusal.details for mode, refusal in refusals.items()}),
+        text=joined_by_mode({mode: refusal.text for mode, refusal in refusals.items()}),
+        stem=joined_by_mode({mode: refusal.stem for mode, refusal in refusals.items()}),
+        details=joined_by_mode({mode: refusal.details for mode, refusal in refusals.items()}),
     )
 
 
@@ -502,23 +499,22 @@ def is_asked_for(verdict: Verdict) -> bool:
 
 def _reason(verdict: Verdict, request: Request) -> str:
     state, reason = verdict.state, verdict.reason
-    need, have = _distinct(verdict.need_bytes, verdict.have_bytes)
+    amounts = need_and_have(verdict.need_bytes, verdict.have_bytes)
     if verdict.fits:
         is_alone = traits_of(request.mode).is_exclusive or request.constraints.is_alone
-        text = "it alone, have no other share on it" if is_alone else f"{need}, have {have}"
-        return f"fits, need {text}"
+        return f"fits, {'need it alone, have no other share on it' if is_alone else amounts}"
     if reason in {NOT_ALONE, TAKEN_WHOLE, OTHER_MODE}:
         return _company(verdict, request)
     if reason in {TOO_LITTLE_MEMORY, TOO_LITTLE_COMPUTE, NO_SEAT}:
-        return _shortage(verdict, need, have)
+        return _shortage(verdict, amounts)
     if reason == OF_OTHER_MODEL:
         return f"need {models_of(request)}, have {state.device.name}"
     if reason in {NOT_SELECTED, NOT_SERVED, OF_OTHER_UUID, state.problem, state.mig_off}:
         return reason
-    return f"{reason}, need {need}, have {have}"
+    return f"{reason}, {amounts}"
 
 
-def _shortage(verdict: Verdict, need: str, have: str) -> str:
+def _shortage(verdict: Verdict, amounts: str) -> str:
     state = verdict.state
     if verdict.reason == NO_SEAT:
         return f"{NO_SEAT}: {state.shares}"
@@ -530,7 +526,7 @@ def _shortage(verdict: Verdict, need: str, have: str) -> str:
     host = ""
     if state.oversubscribed_bytes or verdict.have_bytes > state.device.allottable_bytes:
         host = f", {format_bytes(state.host_budget_bytes)} of host memory left"
-    return f"need {need}, have {have} ({given} of {total} allotted{host})"
+    return f"{amounts} ({given} of {total} allotted{host})"
 
 
 def _company(verdict: Verdict, request: Request) -> str:
@@ -544,9 +540,3 @@ def _company(verdict: Verdict, request: Request) -> str:
     if verdict.reason == NOT_ALONE:
         return f"need it alone, have {format_count(state.shares, 'share')} on it ({sharers})"
     return f"need mode {request.mode}, have shares of mode {state.mode} on it ({sharers})"
-
-
-def _distinct(need: int, have: int) -> tuple[str, str]:
-    """Format both; in bytes if rounding would hide their difference."""
-    texts = format_bytes(need), format_bytes(have)
-    return texts if need == have or texts[0] != texts[1] else (f"{need}B", f"{have}B")

@@ -381,17 +381,17 @@ class Search:
 
     def _class(self, column: int) -> Hashable:
         if self._classes is None:
-            wishes = [wanted.request for wanted, _ in self._steps]
+            requests = [wanted.request for wanted, _ in self._steps]
             twins = self._view.hardware.twins(
-                by_numa=any(wish.constraints.same_numa for wish in wishes),
-                by_links=any(wish.constraints.needs_nvlink for wish in wishes),
+                by_numa=any(request.constraints.same_numa for request in requests),
+                by_links=any(request.constraints.needs_nvlink for request in requests),
             )
             self._classes = [
                 (
                     twins[number],
                     replace(state, device=_ANY, layout=None, mig_off=""),
                     _cut_alike(state.layout),
-                    tuple(_admits(wish, state.device) for wish in wishes),
+                    tuple(_admits(request, state.device) for request in requests),
                 )
                 for number, state in enumerate(self._view.states({}))
             ]

@@ -17,6 +17,7 @@ from allotment.dialects.own.resource_claims import (
     COMPUTE_CAPACITY,
     MEMORY_CAPACITY,
     SEATS_CAPACITY,
+    Capacity,
 )
 from allotment.kube.clients import Api, find
 from allotment.kube.errors import ObjectMissingError
@@ -45,21 +46,6 @@ _TRUTHS: Final = {"true": True, "false": False}
 # ---- what the API server has ---------------------------------------------------------------------
 
 
-class _Range(Narrow):
-    min: str | None = None
-    step: str | None = None
-
-
-class _Policy(Narrow):
-    default: str | None = None
-    valid_range: _Range | None = None
-
-
-class _Amount(Narrow):
-    value: str = "0"
-    request_policy: _Policy | None = None
-
-
 class _Taint(Narrow):
     key: str = ""
     value: str = ""
@@ -68,13 +54,13 @@ class _Taint(Narrow):
 
 class _Consumed(Narrow):
     counter_set: str = ""
-    counters: dict[str, _Amount] | None = None
+    counters: dict[str, Capacity] | None = None
 
 
 class _Device(Narrow):
     name: str = ""
     attributes: dict[str, dict[str, Any]] | None = None
-    capacity: dict[str, _Amount] | None = None
+    capacity: dict[str, Capacity] | None = None
     consumes_counters: list[_Consumed] | None = None
     taints: list[_Taint] | None = None
     allow_multiple_allocations: bool | None = None
@@ -86,7 +72,7 @@ class _Device(Narrow):
 
 class _CounterSet(Narrow):
     name: str = ""
-    counters: dict[str, _Amount] | None = None
+    counters: dict[str, Capacity] | None = None
 
 
 class _Pool(Narrow):
@@ -298,7 +284,7 @@ def _pools(slices: Sequence[SliceObject]) -> Sequence[_NodePool]:
     return tuple(pools.values())
 
 
-def _numbers(amounts: Mapping[str, _Amount] | None) -> dict[str, int]:
+def _numbers(amounts: Mapping[str, Capacity] | None) -> dict[str, int]:
     return {name: _whole(each.value) for name, each in (amounts or {}).items()}
 
 
@@ -475,19 +461,19 @@ def _of_counters(device: _Device, pool: _NodePool, used: Mapping[_Key, _Used]) -
 
 
 def _of_capacity(
-    asked: RequestedDevices, name: str, amount: _Amount, here: _Used | None
+    asked: RequestedDevices, name: str, capacity: Capacity, here: _Used | None
 ) -> Refusal | None:
-    policy = amount.request_policy
-    text = asked.amounts.get(name) or (policy.default if policy else None)
-    total = _whole(amount.value)
-    needed = total if text is None else _whole(text)
-    step = _whole(policy.valid_range.step or "0") if policy and policy.valid_range else 0
-    if step:
-        needed = -(-needed // step) * step
-    left = total - (here.consumed.get(name, 0) if here is not None else 0)
-    if text is None and here is None:
-        return None
-    if needed <= left:
+    text = asked.amounts.get(name)
+    try:
+        rule = capacity.consumption()
+        wanted = None if text is None else parse_whole(text)
+    except QuantityError:
+        return None  # not checked: of another driver's devices, in fractions
+    needed = rule.of(wanted)
+    left = rule.total - (here.consumed.get(name, 0) if here is not None else 0)
+    if needed is None:
+        needed, left = wanted or 0, min(left, rule.most)
+    elif needed <= left:
         return None
     if name == MEMORY_CAPACITY:
         stem = f"need {format_bytes(needed)} of memory on a device, have at most {{have}}"
@@ -499,7 +485,7 @@ def _of_capacity(
         return refuse(Reason.GPU_COMPUTE, stem, max(0, left) * 100)
     if name == SEATS_CAPACITY:
         return refuse(Reason.COMPANY, "devices that serve no more shares at a time")
-    return refuse(Reason.COMPANY, f"devices with less than {text} {name}")
+    return refuse(Reason.COMPANY, f"devices with less than {text or needed} {name}")
 
 
 # ---- selectors -----------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class GpuShareInspection:
 def summary(nodes: Sequence[NodeHoldings], *, unit: str) -> str:
     """Return what `kubectl inspect gpushare` prints."""
     shown = [(node, wire_node(node, unit=unit)) for node in nodes if node.devices]
-    pending = {node.name: _pending(node, unit) for node, _ in shown if node.strangers}
+    pending = {node.name: _pending(node, unit) for node, _ in shown if node.unlocated}
     width = max((len(wire.devices) for _, wire in shown), default=0)
     headings = ["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(width))]
     if pending:
@@ -177,7 +177,7 @@ def details(nodes: Sequence[NodeHoldings], *, unit: str) -> str:
         wire = wire_node(node, unit=unit)
         indexes = [each.id for each in wire.devices]
         headings = ["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in indexes)]
-        if node.strangers:
+        if node.unlocated:
             headings.append("Pending(Allocated)")
             indexes.append(-1)
         lines += ["", f"NAME:\t{node.name}", f"IPADDRESS:\t{node.address or 'unknown'}", ""]
@@ -189,10 +189,10 @@ def details(nodes: Sequence[NodeHoldings], *, unit: str) -> str:
         ]
         rows += [
             _row(each.name, each.namespace, _asked(each, unit), at=-1, indexes=indexes)
-            for each in node.strangers
+            for each in node.unlocated
         ]
         dashes = dashes or sum(len(row.encode()) + 1 for row in rows) + 10
-        used = wire.used + (_pending(node, unit) if node.strangers else 0)
+        used = wire.used + (_pending(node, unit) if node.unlocated else 0)
         lines += rows
         lines += [f"Allocated :\t{used} ({_percent(used, wire.total)}%)\t"]
         lines += [f"Total :\t{wire.total} \t", "-" * dashes]
@@ -207,7 +207,7 @@ def _row(name: str, namespace: str, used: int, *, at: int, indexes: Sequence[int
 
 
 def _pending(node: NodeHoldings, unit: str) -> int:
-    return sum(_asked(each, unit) for each in node.strangers)
+    return sum(_asked(each, unit) for each in node.unlocated)
 
 
 def _asked(tenant: Tenant, unit: str) -> int:

@@ -116,7 +116,7 @@ class NodeHoldings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     """Its internal one, if known."""
     devices: tuple[DeviceHoldings, ...] = ()
-    strangers: tuple[Tenant, ...] = ()
+    unlocated: tuple[Tenant, ...] = ()
     """Pods on the node that have GPUs, and it is unknown which: the node's agent chose them, or the
     node reports no GPU of this UUID."""
 
@@ -174,7 +174,7 @@ def cluster_holdings(live: LiveCluster) -> ClusterHoldings:
         node_holdings(node, tenants.pop(name, ()), address=live.addresses.get(name, ""))
         for name, node in nodes.items()
     ]
-    found += [NodeHoldings(name=name, strangers=tuple(rest)) for name, rest in tenants.items()]
+    found += [NodeHoldings(name=name, unlocated=tuple(rest)) for name, rest in tenants.items()]
     return ClusterHoldings(
         nodes=tuple(sorted(found, key=lambda node: node.name)),
         waiting=tuple(pod for pod in live.pods if pod.booking is None and pod.need.containers),
@@ -227,7 +227,7 @@ class _Column(msgspec.Struct):
 def node_holdings(node: Node, tenants: Iterable[Tenant], *, address: str = "") -> NodeHoldings:
     """Return a node's devices with these holders. The sums are those of the node."""
     found = {uuid: _Column() for uuid in node.hardware.columns}
-    strangers = []
+    unlocated = []
     for tenant in tenants:
         containers = tenant.booking.containers
         is_known = bool(containers)
@@ -247,13 +247,13 @@ def node_holdings(node: Node, tenants: Iterable[Tenant], *, address: str = "") -
             if container.name in tenant.counted:
                 column.counted.append(holder)
         if not is_known:
-            strangers.append(tenant)
+            unlocated.append(tenant)
     devices = (_device(node, node.hardware.columns[uuid], each) for uuid, each in found.items())
     return NodeHoldings(
         name=node.inventory.name,
         address=address,
         devices=tuple(sorted(devices, key=lambda each: (each.device.index, each.device.uuid))),
-        strangers=tuple(strangers),
+        unlocated=tuple(unlocated),
     )
 
 

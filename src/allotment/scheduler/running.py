@@ -212,18 +212,16 @@ class Scheduler:
             ),
             clock=time.monotonic,
             left_s=self._leading.left_s,
-            receipt=self._receipt,
+            results=self._result_annotations,
         )
-        self._receipts = ResultAnnotations(
-            dialects, node=cluster.node, read=partial(_read_pod, api)
-        )
+        self._results = ResultAnnotations(dialects, node=cluster.node, read=partial(_read_pod, api))
         self._extender = Extender(
             self._book,
             self._binder,
             observer=reports,
             pods=self._reported,
             leads=self._may_write,
-            receipts=self._receipts,
+            results=self._results,
             tried=self._nominating.tried,
             claims=self._keeper.claims.wanted,
             waits=self._keeper.waits,
@@ -373,9 +371,9 @@ class Scheduler:
     def _reported(self, uid: str) -> ClusterPod | None:
         return self._feed.pods.get(uid)
 
-    async def _receipt(self, need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
+    async def _result_annotations(self, need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
         pod = self._feed.pods.get(need.uid)
-        return await self._receipts.of(need, booking, pod.dialect if pod is not None else "")
+        return await self._results.of(need, booking, pod.dialect if pod is not None else "")
 
     def _may_write(self) -> bool:
         return self._leading.leads

@@ -30,7 +30,7 @@ from allotment.modes import mode_named, traits_of
 from allotment.modes.mig.journal import Journal, Stage, foreign, stands_for
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.modes.mig.slices import Slices
-from allotment.shares import lifecycle, mps_daemons
+from allotment.shares import mps_daemons, recovery
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder
 from allotment.shares.mig import allocate
@@ -154,7 +154,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
     def _write_policy(self, *, waits: bool) -> ModePolicy | None:
         """Write the new policy, unless shares block it; return the old one."""
         with self.folder.locked():
-            lifecycle.recover(self.folder)
+            recovery.recover(self.folder)
             before = self._policy_before()
             blockers = self._shares()
             if blockers and not waits:
@@ -245,7 +245,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
             if time.monotonic() - tidied >= _TIDY_EVERY_S:
                 tidied = time.monotonic()
                 with suppress(AllotError), self.folder.locked():  # it is tried again
-                    lifecycle.recover(self.folder)
+                    recovery.recover(self.folder)
                 self._free_orphans(deadline)
 
     def _free_orphans(self, deadline: float) -> None:
@@ -290,7 +290,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
         if gpu is None or gpu.is_enabled == self._wants_mig:
             return _Blockers()
         peers = self._peers
-        shares = lifecycle.list_shares(self.folder)
+        shares = recovery.list_shares(self.folder)
         occupants = GpuUsers(self.folder, shares)
         names: list[str] = []
         for peer in peers:
@@ -309,7 +309,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
 
     def _shares(self) -> _Blockers:
         """The shares of other modes."""
-        users = users_of_gpu(lifecycle.list_shares(self.folder), self.device.uuid)
+        users = users_of_gpu(recovery.list_shares(self.folder), self.device.uuid)
         return _Blockers(
             tuple(
                 f"share {user.name} of mode {mode}"
@@ -331,8 +331,8 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
             if record.stage is not Stage.READY or record.holder
         )
         if gpu.is_enabled == self._wants_mig:
-            return making or (("a slice that is to be made",) if self._journal.is_switched else ())
-        occupied = GpuUsers(self.folder, lifecycle.list_shares(self.folder)).of(device.driver, gpu)
+            return making or (("a planned slice",) if self._journal.is_switched else ())
+        occupied = GpuUsers(self.folder, recovery.list_shares(self.folder)).of(device.driver, gpu)
         return tuple(dict.fromkeys((*occupied.inside(gpu), *making, *occupied.whole)))
 
     def _busy(self, blockers: _Blockers) -> BusyError:
@@ -395,7 +395,7 @@ class ModeChange(msgspec.Struct, kw_only=True, dict=True):
         gpu = self._look() if self._wants_mig else None
         with self.folder.locked():
             self._check_policy()
-            lifecycle.recover(self.folder)
+            recovery.recover(self.folder)
             if self._shares():
                 return False
             if gpu is not None and not gpu.is_enabled:

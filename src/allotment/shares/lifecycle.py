@@ -29,7 +29,7 @@ from allotment.model.formats import format_bytes, format_count, format_pids, mea
 from allotment.model.placements import Placed, Placement
 from allotment.model.shares import Amounts, Injection, Share, ShareDevice
 from allotment.modes import mode_named, turns
-from allotment.shares.booking import Booking, allotted, apply_guarantees, booked, states_of
+from allotment.shares.booking import apply_guarantees
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.mode_lives import Acquired, life_of
@@ -50,25 +50,6 @@ from allotment.shares.recovery import (
     remove,
     users_of,
 )
-
-__all__ = [
-    "Booking",
-    "FrontDoor",
-    "LoadedShare",
-    "ShareOrder",
-    "allotted",
-    "booked",
-    "create",
-    "destroy",
-    "end",
-    "find",
-    "list_shares",
-    "pick",
-    "recover",
-    "remove",
-    "states_of",
-    "users_of",
-]
 
 # A CDI device's name.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -188,7 +169,6 @@ def _build(
         spec=order.spec,
         runner=order.runner,
         command=order.command,
-        user_id=os.geteuid(),
         cdi_spec=spec,
         owner=order.owner,
     )
@@ -255,17 +235,17 @@ def _abandon(folder: StateFolder, draft: Path, share: Share) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -> bool:
+def end(folder: StateFolder, share: Share, *, excluded: Collection[int] = ()) -> bool:
     """Remove a share whose command has ended, unless processes still use it; return if it is gone.
 
-    Remaining processes are recorded. `strangers` are children of the runner outside of the share.
+    Remaining processes are recorded. `excluded` are children of the runner outside of the share.
     """
     directory = folder.share(share.id)
     with folder.locked():
         loaded = read_share(directory, written=share)
         if loaded is None:
             return True
-        members = census([(share, directory)], strangers=strangers)[share.id]
+        members = census([(share, directory)], excluded=excluded)[share.id]
         members.discard(os.getpid())
         if members or (loaded.ledger and loaded.ledger.processes):
             remember_members(directory, members)

@@ -20,7 +20,7 @@ from allotment.model.errors import (
 )
 from allotment.model.formats import format_bytes, format_count
 from allotment.model.mig import MigPlace, MigProfile
-from allotment.model.modes import MIG, MPS, SOFT
+from allotment.model.modes import MIG, MPS, SOFT, joined_by_mode
 from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
@@ -162,7 +162,7 @@ class ModeAttempts:
         """Return each refused mode with its short reason, or the first line of its refusal."""
         for mode, error in self.refusals.items():
             short = error.reason if isinstance(error, DoesNotFitError) else ""
-            yield mode, short or _without_mode(mode, error).partition("\n")[0].rstrip(":")
+            yield mode, short or error.message.partition("\n")[0].rstrip(":")
 
     def refusal(self) -> AllotError:
         """Return one error for all modes: a `UsageError` if no GPU could serve any of them.
@@ -172,8 +172,8 @@ class ModeAttempts:
         errors = list(self.refusals.values())
         if len(errors) == 1:
             return errors[0]
-        text = "\n".join(
-            f"mode {mode}: {_without_mode(mode, error)}" for mode, error in self.refusals.items()
+        text = joined_by_mode(
+            {mode: error.message for mode, error in self.refusals.items()}, separator="\n"
         )
         possible = [each for each in errors if not isinstance(each, NotInModeError)]
         if not possible:
@@ -184,10 +184,6 @@ class ModeAttempts:
             if not (isinstance(each, DoesNotFitError) and each.advises in self.refusals)
         )
         return DoesNotFitError(text, hint=next(useful, possible[0]).hint)
-
-
-def _without_mode(mode: str, error: AllotError) -> str:
-    return error.message.removeprefix(f"mode {mode}: ")
 
 
 def place_now(

@@ -27,23 +27,24 @@ from allotment.ledger.operations import FILES as LEDGER_FILES
 from allotment.model.compute import Compute, beyond
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
-from allotment.model.formats import format_bytes, format_count, format_pids
+from allotment.model.formats import format_count, format_pids, need_and_have
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.modes.turns import files_of_turns
-from allotment.shares import cdi, lifecycle
+from allotment.shares import cdi, lifecycle, recovery
 from allotment.shares.booking import Bookings, apply_guarantees
 from allotment.shares.cdi import driver_edits
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained, shim_copy, simulated_copy
-from allotment.shares.lifecycle import FrontDoor, list_shares
+from allotment.shares.lifecycle import FrontDoor
 from allotment.shares.mode_lives import life_of
 from allotment.shares.mps_daemons import known_before
 from allotment.shares.placing import MigTerms, ShareOrder
 from allotment.shares.record import LoadedShare, read_share
+from allotment.shares.recovery import list_shares
 from allotment.shares.resize import LimitChange, change_limits
 from allotment.shares.status import Readings, ShareView, view
 
@@ -200,7 +201,7 @@ class PodShares:
             return
         # Without any lock: this reads every process of the machine, and must not delay starts. The
         # container of a share that ends starts no process.
-        users = lifecycle.users_of(found)
+        users = recovery.users_of(found)
         if users:
             some = format_pids(users)
             raise BusyError(
@@ -212,7 +213,7 @@ class PodShares:
             failpoint("end.begun")
             if found.share is None:
                 cdi.remove_spec(self._spec_path(share))
-            lifecycle.remove(self._folder, found)
+            recovery.remove(self._folder, found)
             self._bookings.get(share)
         self._kept.close_removed()
 
@@ -223,7 +224,7 @@ class PodShares:
         `NotInModeError` or `StateError`; then nothing has changed.
         """
         with self._one_at_a_time, self._folder.locked():
-            shares = lifecycle.recover(self._folder)
+            shares = recovery.recover(self._folder)
             found = lifecycle.find(self._folder, share)
             _check_asked(found, request, policy.devices)
             change = _change_for(found, request)
@@ -266,7 +267,7 @@ class PodShares:
             self._folder.prepare(mode=_PRIVATE)
             self._copied()  # no answer has to wait for it later
             with self._folder.locked():
-                lifecycle.recover(self._folder)
+                recovery.recover(self._folder)
                 cdi.sweep(self._folders.cdi, self._folder.shares)
 
     # ---- what the answer to Allocate says --------------------------------------------------------
@@ -364,7 +365,7 @@ class PodShares:
             apply_guarantees(self._folder, owner, self._bookings.read(), devices=devices)
         except DoesNotFitError:
             # All that is booked fits, so a seat without a share is in the way.
-            apply_guarantees(self._folder, owner, lifecycle.recover(self._folder), devices=devices)
+            apply_guarantees(self._folder, owner, recovery.recover(self._folder), devices=devices)
         self._publish(share, found.directory)
         return share
 
@@ -479,7 +480,7 @@ def _check_asked(found: LoadedShare, request: Request, devices: Iterable[Device]
         if asked is None:
             continue
         need, have = request.memory.of(sizes.get(device.uuid, 0)), asked.memory_bytes
-        memory = f"memory (need {format_bytes(need)}, have {format_bytes(have)})"
+        memory = f"memory ({need_and_have(need, have)})"
         more = [memory] if need > have else []
         more += beyond(Compute(asked.guarantee, asked.ceiling), request.compute)
         if more:

@@ -181,17 +181,17 @@ def attached(
     So a program is found that shows no other mark: it has overwritten its environment, say. Their
     PIDs have to be the machine's.
     """
-    strangers = {
+    others = {
         each.pid
         for each in processes
         if each.pid not in members and start_time(each.pid) == each.start_time
     }
     try:
-        inode = os.stat(f"{directory}/usage").st_ino if strangers else 0  # noqa: PTH116 - plain path
+        inode = os.stat(f"{directory}/usage").st_ino if others else 0  # noqa: PTH116 - plain path
     except OSError:  # the share is gone
         return set()
     mapping = re.compile(rb" %d +/.*/usage\b" % inode)
-    return {pid for pid in strangers if mapping.search(_read(pid, "maps"))}
+    return {pid for pid in others if mapping.search(_read(pid, "maps"))}
 
 
 def command_of(pid: int) -> str:
@@ -281,11 +281,11 @@ def children_of(pid: int) -> frozenset[int]:
 
 
 def census(
-    shares: Iterable[tuple[Share, Path]], *, strangers: Collection[int] = ()
+    shares: Iterable[tuple[Share, Path]], *, excluded: Collection[int] = ()
 ) -> dict[ShareId, set[int]]:
     """The processes of each share (with its directory), by PID on the host.
 
-    Without the runner, `strangers`, and processes that descend only from these.
+    Without the runner, `excluded`, and processes that descend only from these.
     """
     known = list(shares)
     members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
@@ -318,7 +318,7 @@ def census(
         for pid in pids:
             roots.setdefault(pid, set()).add(share_id)
     for pid in machine.parents:
-        for share_id in _shares_of_ancestors(pid, machine.parents, roots, strangers):
+        for share_id in _shares_of_ancestors(pid, machine.parents, roots, excluded):
             members[share_id].add(pid)
     return members
 
@@ -540,11 +540,11 @@ def _shares_of_ancestors(
     pid: int,
     parents: Mapping[int, int],
     roots: Mapping[int, set[ShareId]],
-    strangers: Collection[int],
+    excluded: Collection[int],
 ) -> Collection[ShareId]:
     """The shares of the nearest ancestor that is a share's runner or process."""
     seen = 0
-    while pid and seen < len(parents) and pid not in strangers:
+    while pid and seen < len(parents) and pid not in excluded:
         pid = parents.get(pid, 0)
         if pid in roots:
             return roots[pid]

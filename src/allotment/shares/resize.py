@@ -21,16 +21,18 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_bytes, format_percent, need_and_have
 from allotment.model.placements import DeviceState
 from allotment.model.quantities import MemoryAmount, check_part
 from allotment.model.shares import Share, ShareDevice
 from allotment.model.structs import replace
 from allotment.modes import SoftMode
 from allotment.placement import memory_room, overflow
+from allotment.shares.booking import booked, states_of
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import LoadedShare, booked, find, recover, states_of
-from allotment.shares.record import check_owner, note_event, write_record
+from allotment.shares.lifecycle import find
+from allotment.shares.record import LoadedShare, check_owner, note_event, write_record
+from allotment.shares.recovery import recover
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.suspension import check_has_ledger, missing_gpu
 
@@ -180,8 +182,7 @@ def _new_limit(device: ShareDevice, state: DeviceState, memory: MemoryAmount) ->
     have = memory_room(state, may_oversubscribe=device.is_oversubscribed)
     if need > have:
         raise DoesNotFitError(
-            f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
-            f" {format_bytes(have)} beside the other shares",
+            f"{device.uuid} ({device.name}): {need_and_have(need, have)} beside the other shares",
             hint=_hint_of_memory(device, state, need),
         )
     return need

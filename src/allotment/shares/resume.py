@@ -17,14 +17,16 @@ from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
 )
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, need_and_have
 from allotment.model.shares import Share, SuspendedBy
 from allotment.model.structs import replace
 from allotment.placement import memory_room, overflow
+from allotment.shares.booking import booked, states_of
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import LoadedShare, booked, find, list_shares, states_of
+from allotment.shares.lifecycle import find
 from allotment.shares.process_tree import is_alive, living_runner, named
-from allotment.shares.record import write_record
+from allotment.shares.record import LoadedShare, write_record
+from allotment.shares.recovery import list_shares
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.status import ProcessView, Readings, share_status
 from allotment.shares.suspension import (
@@ -167,8 +169,8 @@ def _book(locked: LockedShare, devices: Iterable[Device], host_budget: int | Non
             have = max(0, have - promised_bytes)
             if need > have:
                 raise DoesNotFitError(
-                    f"share {share.name} has no room on {device.uuid} ({device.name}): need"
-                    f" {format_bytes(need)}, have {format_bytes(have)} beside the other shares",
+                    f"share {share.name} has no room on {device.uuid} ({device.name}):"
+                    f" {need_and_have(need, have)} beside the other shares",
                     hint="make room (`allot ps` shows the shares, `allot suspend` frees memory),"
                     f" then: allot resume {share.name}",
                 )
@@ -196,9 +198,8 @@ def _check_device_room(
         have = capacities.get(uuid, need) - outside[uuid] - fixed
         if outside[uuid] and need > have:
             raise DoesNotFitError(
-                f"share {share.name} has no room on {uuid}: need {format_bytes(need)}, have"
-                f" {format_bytes(max(0, have))}; programs outside of shares use"
-                f" {format_bytes(outside[uuid])}",
+                f"share {share.name} has no room on {uuid}: {need_and_have(need, max(0, have))};"
+                f" programs outside of shares use {format_bytes(outside[uuid])}",
                 hint=f"end them (`allot ps` shows them), then: allot resume {share.name}",
             )
 

@@ -26,7 +26,6 @@ from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
 from allotment.shares.compute_view import ComputeView, utilization
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import (
     attached,
     census,
@@ -38,7 +37,8 @@ from allotment.shares.process_tree import (
     pid_inside,
     whole_command,
 )
-from allotment.shares.recovery import without_freed
+from allotment.shares.record import LoadedShare
+from allotment.shares.recovery import list_shares, recover, without_freed
 from allotment.shares.run.command import inside_share
 
 DRIVER_TOLERANCE_BYTES: Final = 256 << 20

@@ -24,7 +24,7 @@ from allotment.model.errors import (
     NotInModeError,
     PrerequisiteError,
 )
-from allotment.model.formats import format_bytes
+from allotment.model.formats import need_and_have
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
 from allotment.model.structs import replace
 from allotment.modes import traits_of
@@ -117,7 +117,7 @@ def _check_mode(share: Share) -> None:
     README of cuda-checkpoint), and a failed try may break the program. The shim needs turns, which
     these shares do not take.
     """
-    if why := traits_of(share.mode).stays_because:
+    if why := traits_of(share.mode).pinned_because:
         raise NotInModeError(
             f"share {share.name} cannot be suspended: {why}",
             hint="end its programs instead, or run programs to be suspended with --mode soft",
@@ -181,8 +181,7 @@ def _check_host_room(share: Share, users: Mapping[int, ProcessView]) -> None:
     have = _available_bytes()
     if need > have:
         raise DoesNotFitError(
-            f"share {share.name} has no room on the host: need {format_bytes(need)}, have"
-            f" {format_bytes(have)}",
+            f"share {share.name} has no room on the host: {need_and_have(need, have)}",
             hint="free host memory, or end the share's programs",
         )
 

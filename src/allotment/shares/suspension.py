@@ -17,9 +17,9 @@ from allotment.model.shares import Runner, Share, ShareDevice, SuspendedBy, Susp
 from allotment.model.structs import replace
 from allotment.modes import SoftMode, ledger_mode, traits_of
 from allotment.shares.folders import StateFolder, explained, lock_holder
-from allotment.shares.lifecycle import LoadedShare, find
+from allotment.shares.lifecycle import find
 from allotment.shares.process_tree import census, is_alive, is_stopped, named
-from allotment.shares.record import check_owner, note_event, write_record
+from allotment.shares.record import LoadedShare, check_owner, note_event, write_record
 from allotment.shares.status import ProcessView, Readings, view
 
 DriverOf = Callable[[Path | None], AbstractContextManager[Checkpoints]]
@@ -151,12 +151,12 @@ def check_has_ledger(found: LoadedShare) -> SoftMode:
     if mode is None or found.ledger is None:
         why = traits_of(found.mode).fixed_because or "Allotment is not in it"
         raise UsageError(
-            f"share {found.name} is of mode {found.mode}: {why}, and cannot be changed while its"
-            " programs run",
+            f"share {found.name} is of mode {found.mode}: {why}, and it cannot be"
+            " resized, suspended or resumed",
             hint="create its pod again with the new request"
             if found.owner
             else "run them in a new share with another request, or in mode soft, whose shares can"
-            " be resized, suspended and resumed",
+            " be changed",
         )
     return mode
 

@@ -6,13 +6,19 @@ documents. `claim_placers` chooses the node.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from allotment.agent.dra.devices import DeviceType, GpuState, Pool, PoolDevice, filling_key, pool_of
 from allotment.agent.mig.state import CutGpu
-from allotment.dialects.own.resource_claims import COMPUTE_CAPACITY, MEMORY_CAPACITY, DevicePart
+from allotment.dialects.own.resource_claims import (
+    COMPUTE_CAPACITY,
+    MEMORY_CAPACITY,
+    Capacity,
+    Consumption,
+    DevicePart,
+)
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -24,9 +30,9 @@ from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigHold, MigPlace, MigSlice
 from allotment.model.modes import has_slices, traits_of
-from allotment.model.quantities import MemoryAmount, parse_whole
+from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Request
-from allotment.model.structs import replace
+from allotment.model.structs import prepared, replace
 from allotment.placement.booking import Load, base_load
 from allotment.placement.constraints import unsuited
 from allotment.placement.views import described_device
@@ -100,7 +106,8 @@ class _Offer(msgspec.Struct):
     counters: Sequence[tuple[str, str, int]]
     """Set, name and amount."""
     is_shared: bool
-    capacity: Mapping[str, Any]
+    rules: Mapping[str, Consumption]
+    """By capacity."""
     left: dict[str, int]
     users: int = 0
 
@@ -204,8 +211,8 @@ class NodeClaims:
             return _NOTHING
         asked = {MEMORY_CAPACITY: memory, COMPUTE_CAPACITY: request.compute}
         consumed = {}
-        for name, capacity in offer.capacity.items():
-            amount = _rounded(asked.get(name), capacity["requestPolicy"])
+        for name, rule in offer.rules.items():
+            amount = rule.of(asked.get(name))
             if amount is None or amount > offer.left[name]:
                 return None
             consumed[name] = amount
@@ -287,7 +294,8 @@ def _is_selected(offer: _Offer, request: ClaimRequest, memory: int | None) -> bo
 def _offer(device: PoolDevice, gpu: Device) -> _Offer:
     document = device.document
     attributes = document["attributes"]
-    capacity = document.get("capacity", {})
+    capacities = msgspec.convert(document.get("capacity", {}), prepared(dict[str, Capacity]))
+    rules = {name: each.consumption() for name, each in capacities.items()}
     return _Offer(
         device=device,
         gpu=gpu,
@@ -299,30 +307,9 @@ def _offer(device: PoolDevice, gpu: Device) -> _Offer:
             for name, counter in each["counters"].items()
         ],
         is_shared=document.get("allowMultipleAllocations", False),
-        capacity={name: _policy(each) for name, each in capacity.items()},
-        left={name: parse_whole(each["value"]) for name, each in capacity.items()},
+        rules=rules,
+        left={name: rule.total for name, rule in rules.items()},
     )
-
-
-def _policy(capacity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a capacity with the numbers of its request policy."""
-    policy = capacity.get("requestPolicy")
-    if policy is None:
-        return capacity
-    default = parse_whole(policy["default"])
-    if "validValues" in policy:  # one: all claims consume the same
-        return {"requestPolicy": {"default": default, "min": default, "max": default, "step": 1}}
-    between = {name: parse_whole(text) for name, text in policy["validRange"].items()}
-    return {"requestPolicy": {"default": default, **between}}
-
-
-def _rounded(asked: int | None, policy: Mapping[str, int]) -> int | None:
-    """Return what is consumed, as the API defines it; None: no valid amount."""
-    if asked is None:
-        return policy["default"]
-    least, step = policy["min"], policy["step"]
-    amount = least + max(0, -(-(asked - least) // step)) * step
-    return amount if amount <= policy["max"] else None
 
 
 def booked_bytes(allocated: Allocated, gpu: GpuState) -> int:

@@ -42,6 +42,7 @@ from allotment.shares.mode_policy import (
     read_mode_policies,
     write_mode_policy,
 )
+from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
 GPUS = {f"GPU-{index}": gpu(index, reserved_bytes=GI) for index in range(2)}
@@ -358,9 +359,7 @@ def test_an_annotation_writes_nothing_elsewhere_and_nothing_by_half(world: World
 
 
 def test_draining_is_told_when_it_begins_and_when_it_is_over(world: World) -> None:
-    order = lifecycle.ShareOrder(
-        Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE
-    )
+    order = ShareOrder(Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE)
     devices = [gpu(0, uuid="GPU-00000000-1")]
 
     async def test() -> None:

@@ -32,6 +32,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 
 GI = 1 << 30
 LEAST_S = 0.3
@@ -185,7 +186,7 @@ def test_a_gpu_that_somebody_else_keeps_takes_nothing(world: World) -> None:
 
 
 def test_a_share_of_the_machine_is_taken_until_it_ends(world: World) -> None:
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         request=Request(parse_memory("3Gi")), injection=Injection.NONE, machine=world.machine
     )
 

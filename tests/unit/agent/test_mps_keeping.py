@@ -34,11 +34,11 @@ from allotment.modes.mps.state import DaemonState, MpsStatus, process_start
 from allotment.modes.mps.supervisor import Timing
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import control_of, part_of, parts_there, place_of
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.shares.record import LoadedShare
+from allotment.shares.recovery import list_shares
 
 BRIEF = Timing(look=0.1, idle=0.5, ready=20.0, retry=0.1)
 HALF = Compute(5000, 5000, is_governed=True)

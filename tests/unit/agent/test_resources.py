@@ -445,7 +445,7 @@ allotment:
         uuid(1): ("soft", "mig"),
         uuid(2): ("mps",),
     }
-    assert offer.migs == dict.fromkeys([uuid(0), uuid(1)], MigUse(keep_s=90.0, may_reset=True))
+    assert offer.mig_uses == dict.fromkeys([uuid(0), uuid(1)], MigUse(keep_s=90.0, may_reset=True))
     assert counts(offer) == {GPU_SHARE: 48}
     assert (offer.in_mode("mig"), offer.in_mode("mps")) == ((uuid(0), uuid(1)), (uuid(2),))
     assert offer.problems == ()
@@ -523,7 +523,7 @@ def test_every_gpu_is_offered_once_and_quantities_add_up(
     config = load(text, source="f")
     unhealthy = {uuid(index): "sick" for index in sick}
     offer = plan(devices, unhealthy, config)
-    usable = [as_whole(each) for each in devices if not each.mig or each.uuid in offer.migs]
+    usable = [as_whole(each) for each in devices if not each.mig or each.uuid in offer.mig_uses]
 
     slots = [slot for each in offer.resources for slot in each.slots]
     assert max(Counter(slot.id for slot in slots).values(), default=1) == 1
@@ -541,7 +541,7 @@ def test_every_gpu_is_offered_once_and_quantities_add_up(
     assert all(len(names) == 1 for names in owners.values())
     assert sorted(offer.shared) == sorted(each.uuid for each in loose)
     assert all(offer.modes[each.uuid] == offer.shared[each.uuid][0] for each in loose)
-    assert {uuid for uuid, modes in offer.shared.items() if "mig" in modes} == set(offer.migs)
+    assert {uuid for uuid, modes in offer.shared.items() if "mig" in modes} == set(offer.mig_uses)
     healthy = [each for each in loose if each.uuid not in unhealthy]
     expected = {
         GPU_MEMORY: sum(each.allottable_bytes for each in healthy),

@@ -60,7 +60,7 @@ class GpusTwin:
         self.observers: list[Callable[[str, Sighting], None]] = []
         self.asked = 0
 
-    def hear(self, observer: Callable[[str, Sighting], None]) -> None:
+    def subscribe(self, observer: Callable[[str, Sighting], None]) -> None:
         self.observers.append(observer)
 
     def reports(self, *, patience_s: float) -> Mapping[str, Report]:

@@ -56,6 +56,9 @@ def test_every_command_has_help_with_an_example(path: str, command: click.Comman
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{path}: {parameter.name} explains nothing"
+            if isinstance(parameter.type, click.Choice):
+                explained = re.findall(r"\. (\w+): ", parameter.help)
+                assert {*explained} <= {*parameter.type.choices}, path
 
 
 @pytest.mark.parametrize(

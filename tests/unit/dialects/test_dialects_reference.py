@@ -29,7 +29,7 @@ def first_cells(table: str) -> list[str]:
     [
         (
             "HAMi",
-            (*HamiDialect().resources, *hami.ANNOTATIONS, *hami.VARIABLES, *hami.RECEIPTS),
+            (*HamiDialect().resources, *hami.ANNOTATIONS, *hami.VARIABLES, *hami.RESULTS),
         ),
         (
             "Volcano",
@@ -37,10 +37,10 @@ def first_cells(table: str) -> list[str]:
                 *volcano.RESOURCES,
                 *volcano.ANNOTATIONS,
                 *volcano.VARIABLES,
-                *volcano.RECEIPTS,
+                *volcano.RESULTS,
             ),
         ),
-        ("Volcano's GPU sharing", (*volcano.GPUSHARE_RESOURCES, *volcano.GPUSHARE_RECEIPTS)),
+        ("Volcano's GPU sharing", (*volcano.GPUSHARE_RESOURCES, *volcano.GPUSHARE_RESULTS)),
         ("NVIDIA", nvidia.KEYS),
         ("Deepomatic", (deepomatic.SHARED_GPU,)),
     ],

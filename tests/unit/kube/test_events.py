@@ -29,13 +29,13 @@ def test_said_again_is_counted_and_after_long_it_is_a_new_one() -> None:
     following = book.next()
     assert following is not None
     assert (following[1].count, following[1].first, following[1].last) == (2, 0, 1)
-    book.told(REFUSED, replace(following[1], name="e1"))
+    book.sent(REFUSED, replace(following[1], name="e1"))
     assert book.next() is None
     assert book.add(REFUSED, now=60)
     again = book.next()
     assert again is not None
     assert (again[1].name, again[1].count, again[1].first) == ("e1", 3, 0)
-    book.told(REFUSED, again[1])
+    book.sent(REFUSED, again[1])
     assert book.add(REFUSED, now=60 + 601)
     anew = book.next()
     assert anew is not None
@@ -87,7 +87,7 @@ class Telling(RuleBasedStateMachine):
         if meanwhile and self.book.add(thing, now=self.now):
             self.accepted[thing] += 1
         events[entry.name] = entry.count
-        self.book.told(thing, entry)
+        self.book.sent(thing, entry)
 
     @invariant()
     def it_is_bounded(self) -> None:

@@ -59,13 +59,13 @@ def need(
     *,
     count: int = 1,
     memory: int | Fraction = GI,
-    **wishes: Any,  # noqa: ANN401
+    **fields: Any,  # noqa: ANN401
 ) -> PodNeed:
-    """A pod; `wishes` are `Constraints`' and `Request`'s."""
+    """A pod; `fields` are `Constraints`' and `Request`'s."""
     constraints = {
-        key: value for key, value in wishes.items() if key in Constraints.__struct_fields__
+        key: value for key, value in fields.items() if key in Constraints.__struct_fields__
     }
-    others = {key: value for key, value in wishes.items() if key not in constraints}
+    others = {key: value for key, value in fields.items() if key not in constraints}
     amount = (
         MemoryAmount("", size_bytes=memory)
         if isinstance(memory, int)

@@ -12,7 +12,7 @@ from api_server_twin import pod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.own.annotations import KEYS, wishes_of
+from allotment.dialects.own.annotations import KEYS, annotations_of
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, Pod, UsedClaim
@@ -208,7 +208,7 @@ def test_what_is_too_long_is_not_kept_and_means_nothing(key: str) -> None:
     )
     assert len(found.annotations[key]) < 100
     with pytest.raises(UsageError) as caught:
-        wishes_of(found, {"main": KEYS})
+        annotations_of(found, {"main": KEYS})
     assert f"the annotation {key} is too long" in caught.value.message
 
 

@@ -19,5 +19,3 @@ def test_of_all_that_hold_the_new_ones_are_reported_in_order() -> None:
     assert reported.new_of([1, 2, 3]) == [2]
     assert reported.new_of([2]) == []
     assert reported.new_of([1, 2]) == [1]
-    reported.all_over()
-    assert reported.new_of([2]) == [2]

@@ -132,8 +132,8 @@ def test_who_wants_to_be_alone_is_told_who_is_there() -> None:
 def test_a_choice_of_somebody_else_is_followed_whoever_has_come_since() -> None:
     """Constraints were kept when it was chosen; not all that they are about is known here."""
     state = DeviceState(device(0), 10 * GI, shares=1, mode="soft")
-    wishes = Constraints(is_alone=True, affinity="x", models=(ModelRule("t4"),))
-    request = Request(parse_memory("10Gi"), constraints=wishes)
+    constraints = Constraints(is_alone=True, affinity="x", models=(ModelRule("t4"),))
+    request = Request(parse_memory("10Gi"), constraints=constraints)
     assert isinstance(follow([state], request, ["GPU-0"]), Placement)
     large = replace(request, memory=parse_memory("71Gi"))
     assert isinstance(follow([state], large, ["GPU-0"]), Judgement)

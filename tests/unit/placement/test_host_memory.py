@@ -71,13 +71,13 @@ def test_a_share_that_is_not_oversubscribed_pushes_others_out_but_fits_the_devic
 @given(
     capacities=st.lists(SIZES, min_size=1, max_size=3),
     budget=SIZES,
-    wishes=st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 64))),
+    requests=st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 64))),
 )
 def test_whatever_is_placed_stays_within_devices_and_budget(
-    capacities: list[int], budget: int, wishes: list[tuple[int, bool, int]]
+    capacities: list[int], budget: int, requests: list[tuple[int, bool, int]]
 ) -> None:
     devices = [Promised(capacity, 0, 0) for capacity in capacities]
-    for number, may, size in wishes:
+    for number, may, size in requests:
         index = number % len(devices)
         device = devices[index]
         left = budget_left(budget, devices)
@@ -90,7 +90,7 @@ def test_whatever_is_placed_stays_within_devices_and_budget(
         )
         assert budget_left(budget, devices) >= 0
         assert all(each.fixed <= each.capacity for each in devices)
-    if not any(may for _, may, _ in wishes):
+    if not any(may for _, may, _ in requests):
         # Without the option nothing is ever oversubscribed.
         assert all(each.fixed + each.oversubscribed <= each.capacity for each in devices)
 

@@ -122,6 +122,14 @@ def test_each_claim_takes_a_seat_of_its_gpu() -> None:
     assert refusals(found) == {"devices that serve no more shares at a time": ("a",)}
 
 
+def test_amounts_are_rounded_as_kube_scheduler_does() -> None:
+    found = explained(claim(share(memory="0")), held("a", memory="80Gi"))
+    text = "need 1Mi of memory on a device, have at most 0B"
+    assert (found.fitting, refusals(found)) == (("b",), {text: ("a",)})
+    found = explained(claim(share(seats="2")))
+    assert refusals(found) == {"devices that serve no more shares at a time": ("a", "b")}
+
+
 @pytest.mark.parametrize(
     ("kind", "device"),
     [

@@ -57,13 +57,13 @@ def test_each_device_names_its_holders_and_what_is_left() -> None:
     assert found.nodes[1].allotted_bytes == 0
 
 
-def test_pods_without_known_devices_are_strangers() -> None:
+def test_pods_without_known_devices_are_unlocated() -> None:
     unplaced = pod("unplaced", asking(), node="a")
     elsewhere = pod("elsewhere", asking(), on=("gone", 0))
     replaced = pod("replaced", asking(), on=("a", 7))
     found = holdings([node("a")], [unplaced, elsewhere, replaced, pod("plain", node="a")])
-    strangers = {one.name: [str(each) for each in one.strangers] for one in found.nodes}
-    assert strangers == {"a": ["ml/replaced", "ml/unplaced"], "gone": ["ml/elsewhere"]}
+    unlocated = {one.name: [str(each) for each in one.unlocated] for one in found.nodes}
+    assert unlocated == {"a": ["ml/replaced", "ml/unplaced"], "gone": ["ml/elsewhere"]}
 
 
 def live(*pods: LivePod, **fields: Any) -> LiveCluster:  # noqa: ANN401
@@ -176,7 +176,7 @@ def test_claims_are_named_whoever_counts_them() -> None:
     ]
     assert shown.allotted_bytes == 11 * GI
     assert shown.others == TakenPart(3 * GI, 500, 1, SOFT)
-    assert found.nodes[0].strangers == ()
+    assert found.nodes[0].unlocated == ()
 
 
 def test_a_tenant_is_named_as_kubectl_names_it() -> None:

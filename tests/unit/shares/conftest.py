@@ -18,6 +18,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 
 GI = 1 << 30
@@ -51,7 +52,7 @@ def node(tmp_path: Path, native_dir: Path) -> Node:
 
 
 @pytest.fixture
-def order() -> Callable[..., lifecycle.ShareOrder]:
+def order() -> Callable[..., ShareOrder]:
     """Makes orders; the runner is this process unless another (or None) is given."""
 
     def make(
@@ -61,7 +62,7 @@ def order() -> Callable[..., lifecycle.ShareOrder]:
         compute: Compute | None = None,
         may_oversubscribe: bool = False,
         **rest: object,
-    ) -> lifecycle.ShareOrder:
+    ) -> ShareOrder:
         request = Request(
             parse_memory(memory),
             count=count,
@@ -69,14 +70,14 @@ def order() -> Callable[..., lifecycle.ShareOrder]:
             may_oversubscribe=may_oversubscribe,
         )
         values: dict[str, object] = {"runner": named(os.getpid()), **rest}
-        return lifecycle.ShareOrder(request, Injection.ENVIRONMENT, **values)  # type: ignore[arg-type]
+        return ShareOrder(request, Injection.ENVIRONMENT, **values)  # type: ignore[arg-type]
 
     return make
 
 
 @pytest.fixture
 def make(
-    folder: StateFolder, devices: tuple[Device, ...], order: Callable[..., lifecycle.ShareOrder]
+    folder: StateFolder, devices: tuple[Device, ...], order: Callable[..., ShareOrder]
 ) -> Callable[..., tuple[Share, Path]]:
     """Makes shares."""
 

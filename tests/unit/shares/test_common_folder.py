@@ -19,10 +19,10 @@ from allotment.cli import doctor, ps, top
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError, StateError
 from allotment.model.shares import Runner, Share, ShareId
-from allotment.shares import folders, lifecycle
+from allotment.shares import folders, lifecycle, recovery
 from allotment.shares.cdi import spec_name
 from allotment.shares.folders import StateFolder
-from allotment.shares.lifecycle import ShareOrder
+from allotment.shares.placing import ShareOrder
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
@@ -62,9 +62,9 @@ def test_an_ended_share_of_another_user_stops_nobody_and_stays_booked(
         own, _ = make("4Gi")
         with pytest.raises(DoesNotFitError):
             make("4Gi")
-    assert {each.id for each in lifecycle.list_shares(common)} == {left.id, own.id}
+    assert {each.id for each in recovery.list_shares(common)} == {left.id, own.id}
     with as_user(DAEMON), common.locked():
-        assert [each.id for each in lifecycle.recover(common)] == [own.id]
+        assert [each.id for each in recovery.recover(common)] == [own.id]
 
 
 def test_nobody_else_keeps_a_share_from_its_removal(common: StateFolder, make: Make) -> None:
@@ -74,7 +74,7 @@ def test_nobody_else_keeps_a_share_from_its_removal(common: StateFolder, make: M
         (common.shares / f".old-{share.id}" / "taken").mkdir(parents=True)
     with as_user(DAEMON):
         lifecycle.destroy(common, lifecycle.find(common, share.id), force=True)
-    assert lifecycle.list_shares(common) == []
+    assert recovery.list_shares(common) == []
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["root's", "its own"])
@@ -96,7 +96,7 @@ def test_a_record_removes_no_cdi_spec_but_its_own(
     path = directory / "share.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"cdi_spec": str(spec)}))
     with common.locked():
-        assert lifecycle.recover(common) == []
+        assert recovery.recover(common) == []
     assert spec.exists() != (is_own and named == "id")
 
 
@@ -125,7 +125,7 @@ def test_no_file_of_a_share_is_waited_for(
     with as_user(DAEMON):
         make("1Gi")
     with common.locked():
-        lifecycle.recover(common)
+        recovery.recover(common)
 
 
 @pytest.mark.parametrize("kind", [a_pipe, an_endless_file, a_long_file])
@@ -165,7 +165,7 @@ def test_a_closed_folder_stops_nobody(common: StateFolder, make: Make, room: str
         (common.root / room / FOREIGN).mkdir(mode=0o700)
     with as_user(DAEMON):
         make()
-        assert [each.problem is None for each in lifecycle.list_shares(common)][-1]
+        assert [each.problem is None for each in recovery.list_shares(common)][-1]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_record_with_less_than_nothing_is_damaged(
     record = (directory / "share.json").read_text()
     assert written in record
     (directory / "share.json").write_text(record.replace(written, negative))
-    (found,) = lifecycle.list_shares(common)
+    (found,) = recovery.list_shares(common)
     assert isinstance(found.problem, StateError)
     assert found.limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger
 
@@ -233,7 +233,7 @@ def test_a_record_that_no_allot_writes_is_damaged_and_stops_nobody(
     with as_user(DAEMON):
         other, _ = make()
         with common.locked():
-            found = {each.id: each for each in lifecycle.recover(common)}
+            found = {each.id: each for each in recovery.recover(common)}
     assert found.keys() == {share.id, other.id}
     assert isinstance(found[share.id].problem, StateError)
     assert found[share.id].limits() == {share.devices[0].uuid: 4 << 30}  # by its ledger

@@ -28,7 +28,7 @@ from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.errors import BusyError, LedgerError
 from allotment.model.shares import Share
 from allotment.modes import take_damages
-from allotment.shares import lifecycle
+from allotment.shares import lifecycle, recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.suspend import suspend
 
@@ -133,7 +133,7 @@ def test_a_lease_on_a_contract_keeps_nobody_from_its_device(
     with hold_lease(directory / "contract-0") as became:
         assert became() == "held\n"
         second, _ = make("1Gi")
-    assert {each.id for each in lifecycle.list_shares(folder)} == {first.id, second.id}
+    assert {each.id for each in recovery.list_shares(folder)} == {first.id, second.id}
 
 
 @pytest.mark.parametrize("file", ["policy", "usage"])
@@ -179,10 +179,10 @@ def test_what_a_tenant_damaged_is_put_right_and_told(
     os.truncate(directory / "seat-0", length)
     os.truncate(directory / "usage", USAGE_SIZE + (8 << 20))
     with folder.locked():
-        lifecycle.recover(folder)
+        recovery.recover(folder)
     assert (directory / "seat-0").stat().st_size == LEASES_FILE_SIZE
     assert (directory / "usage").stat().st_size == USAGE_SIZE
-    (found,) = lifecycle.list_shares(folder)
+    (found,) = recovery.list_shares(folder)
     assert found.problem is None
     told = take_damages()
     assert [(each.shares, each.device) for each in told] == [
@@ -272,7 +272,7 @@ def test_a_folder_of_a_runtimes_making_is_removed(folder: StateFolder, make: Mak
     recorded.mkdir()
     (recorded / "policy").write_bytes(b"x")
     with folder.locked():
-        there = {each.id for each in lifecycle.recover(folder)}
+        there = {each.id for each in recovery.recover(folder)}
     assert there == {share.id, recorded.name}
     assert sorted(folder.shares.iterdir()) == sorted([directory, recorded])
 

@@ -27,9 +27,10 @@ from allotment.model.errors import (
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share
-from allotment.shares import lifecycle
+from allotment.shares import booking, lifecycle, recovery
 from allotment.shares.folders import StateFolder
-from allotment.shares.record import read_record
+from allotment.shares.placing import ShareOrder
+from allotment.shares.record import LoadedShare, read_record
 from allotment.shares.resize import LimitChange, resize
 from allotment.shares.resume import resume
 from allotment.shares.suspend import suspend
@@ -45,7 +46,7 @@ def to(memory: str) -> LimitChange:
 
 
 def booked(folder: StateFolder) -> dict[str, int]:
-    return lifecycle.allotted(lifecycle.list_shares(folder))
+    return booking.allotted(recovery.list_shares(folder))
 
 
 def test_a_share_is_whole_when_it_can_be_seen(folder: StateFolder, make: Make) -> None:
@@ -58,7 +59,7 @@ def test_a_share_is_whole_when_it_can_be_seen(folder: StateFolder, make: Make) -
     (own,) = (common / "seats").iterdir()
     assert (directory / "seat-0").samefile(own)
     assert read_record(directory) == share
-    (found,) = lifecycle.list_shares(folder)
+    (found,) = recovery.list_shares(folder)
     assert (found.name, found.problem) == ("train", None)
     assert found.limits() == {"GPU-00000000": 4 * GI}
 
@@ -96,7 +97,7 @@ def test_an_unknown_gpu_is_named_with_those_that_are_there(
 ) -> None:
     request = Request(parse_memory("1Gi"), selectors=("h100",))
     with pytest.raises(NotFoundError, match="GPU-00000000") as caught:
-        lifecycle.create(folder, lifecycle.ShareOrder(request, Injection.ENVIRONMENT), devices)
+        lifecycle.create(folder, ShareOrder(request, Injection.ENVIRONMENT), devices)
     assert "'h100'" in caught.value.message
 
 
@@ -127,13 +128,13 @@ def test_a_share_whose_runner_died_is_removed_by_the_next(
 ) -> None:
     make("10Gi", runner=dead_runner, count=2)
     make("10Gi", count=2)
-    assert len(lifecycle.list_shares(folder)) == 1
+    assert len(recovery.list_shares(folder)) == 1
 
 
 def test_a_share_without_runner_stays(folder: StateFolder, make: Make) -> None:
     make(runner=None)
     with folder.locked():
-        assert len(lifecycle.recover(folder)) == 1
+        assert len(recovery.recover(folder)) == 1
 
 
 def test_processes_left_in_a_share_keep_it(
@@ -142,10 +143,10 @@ def test_processes_left_in_a_share_keep_it(
     _, directory = make("10Gi", runner=dead_runner)
     process = sleeper(ALLOTMENT_SHARE=str(directory))
     with folder.locked():
-        assert len(lifecycle.recover(folder)) == 1
+        assert len(recovery.recover(folder)) == 1
     process.communicate()
     with folder.locked():
-        assert lifecycle.recover(folder) == []
+        assert recovery.recover(folder) == []
 
 
 def test_a_process_id_that_was_given_again_is_not_the_runner(
@@ -153,7 +154,7 @@ def test_a_process_id_that_was_given_again_is_not_the_runner(
 ) -> None:
     make(runner=Runner(sleeper().pid, 1, "another boot"))
     with folder.locked():
-        assert lifecycle.recover(folder) == []
+        assert recovery.recover(folder) == []
 
 
 def test_the_end_waits_for_who_is_left(
@@ -173,7 +174,7 @@ def test_rm_refuses_what_is_in_use(folder: StateFolder, make: Make) -> None:
     with pytest.raises(BusyError, match="train is in use"):
         lifecycle.destroy(folder, lifecycle.find(folder, share.id), force=False)
     lifecycle.destroy(folder, lifecycle.find(folder, share.id), force=True)
-    assert lifecycle.list_shares(folder) == []
+    assert recovery.list_shares(folder) == []
 
 
 def test_half_made_and_half_removed_shares_are_swept(folder: StateFolder, make: Make) -> None:
@@ -191,7 +192,7 @@ def test_a_damaged_record_is_named_and_the_others_work(
     _, directory = make("10Gi")
     (directory / "share.json").write_bytes(damage)
     make("6Gi")
-    damaged, whole = lifecycle.list_shares(folder)
+    damaged, whole = recovery.list_shares(folder)
     assert isinstance(damaged.problem, StateError)
     assert str(directory / "share.json") in damaged.problem.message
     assert "allot rm" in (damaged.problem.hint or "")
@@ -210,11 +211,11 @@ def test_a_damaged_ledger_is_named_and_stays_booked(
     else:
         (directory / name).write_bytes(damage)
     make("6Gi")
-    damaged = lifecycle.list_shares(folder)[0]
+    damaged = recovery.list_shares(folder)[0]
     assert str(directory / name) in str(damaged.problem)
     assert booked(folder)["GPU-00000000"] == 16 * GI
     lifecycle.destroy(folder, damaged, force=False)
-    assert len(lifecycle.list_shares(folder)) == 1
+    assert len(recovery.list_shares(folder)) == 1
 
 
 def test_resize_grows_into_what_is_free_and_no_further(
@@ -257,7 +258,7 @@ def test_resize_below_the_use_changes_no_device(
     assert found.ledger.processes == ()
 
 
-def _kept(found: lifecycle.LoadedShare) -> list[int | None]:
+def _kept(found: LoadedShare) -> list[int | None]:
     assert found.share
     return [each.most_bytes for each in found.share.devices]
 
@@ -273,12 +274,13 @@ from allotment.model.shares import Injection
 from allotment.model.errors import DoesNotFitError
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 device = Device("GPU-0", "T4", 0, 16 << 30, 40, (7, 5), None, "0000:00:00.0", True, False)
 request = Request(parse_memory(sys.argv[2]), compute=Compute(int(sys.argv[3])))
 made = 0
 for _ in range(4):
     try:
-        order = lifecycle.ShareOrder(request, Injection.ENVIRONMENT)
+        order = ShareOrder(request, Injection.ENVIRONMENT)
         lifecycle.create(StateFolder(Path(sys.argv[1])), order, [device])
         made += 1
     except DoesNotFitError:
@@ -304,7 +306,7 @@ def test_many_at_once_never_overcommit(
     ]
     made = sum(int(process.communicate()[0]) for process in processes)
     assert made == fitting
-    (there,) = lifecycle.booked(lifecycle.list_shares(StateFolder(tmp_path / "fresh"))).values()
+    (there,) = booking.booked(recovery.list_shares(StateFolder(tmp_path / "fresh"))).values()
     assert (there.shares, there.guaranteed) == (fitting, fitting * guarantee)
     assert there.memory == fitting * parse_memory(memory).of(0)
     contract = read_contract(tmp_path / "fresh" / "devices" / "GPU-0" / "contract")
@@ -315,7 +317,7 @@ def test_a_share_is_promised_what_it_asked_for_on_each_device(
     folder: StateFolder, make: Make
 ) -> None:
     share, directory = make(count=2, compute=parse_compute("30:80"), may_oversubscribe=True)
-    (found,) = lifecycle.list_shares(folder)
+    (found,) = recovery.list_shares(folder)
     assert found.guarantees() == {"GPU-00000000": 3000, "GPU-10000000": 3000}
     assert found.ledger
     for index, device in enumerate(found.ledger.policy.devices):
@@ -335,7 +337,7 @@ def test_guarantees_are_booked(folder: StateFolder, make: Make) -> None:
     assert "need 61 % of compute, have 30 % (70 % guaranteed)" in caught.value.message
     assert "need 61 % of compute, have 60 % (40 % guaranteed)" in caught.value.message
     assert "0:100" in (caught.value.hint or "")
-    assert lifecycle.booked(lifecycle.list_shares(folder))["GPU-00000000"].guaranteed == 7000
+    assert booking.booked(recovery.list_shares(folder))["GPU-00000000"].guaranteed == 7000
 
 
 def test_a_share_that_cannot_be_made_leaves_no_seat(folder: StateFolder, make: Make) -> None:
@@ -343,7 +345,7 @@ def test_a_share_that_cannot_be_made_leaves_no_seat(folder: StateFolder, make: M
     (folder.devices / "GPU-10000000").write_bytes(b"in the way")
     with pytest.raises(StateError):
         make("1Gi", count=2)
-    assert len(lifecycle.list_shares(folder)) == 1
+    assert len(recovery.list_shares(folder)) == 1
     assert len(read_contract(folder.devices / "GPU-00000000" / "contract").seats) == 1
     assert [path.name for path in folder.shares.iterdir() if path.name.startswith(".")] == []
 
@@ -355,7 +357,7 @@ def test_resize_of_compute_is_checked_on_all_devices_before_any_is_changed(
     make("10Gi", compute=parse_compute("50"))
     (busy,) = [
         u
-        for u, each in lifecycle.booked(lifecycle.list_shares(folder)).items()
+        for u, each in booking.booked(recovery.list_shares(folder)).items()
         if each.guaranteed > 3000
     ]
     with pytest.raises(DoesNotFitError, match=f"{busy}.*need 60 % of compute, have 50 %"):
@@ -406,7 +408,7 @@ def test_a_damaged_contract_is_named_and_made_anew_when_nobody_needs_it(
     make(name="first", runner=None, compute=parse_compute("30"))
     contract = folder.devices / "GPU-00000000" / "contract"
     contract.write_bytes(b"")
-    (first,) = lifecycle.list_shares(folder)
+    (first,) = recovery.list_shares(folder)
     assert str(folder.share(first.id) / "contract-0") in str(first.problem)
     assert first.guarantees() == {"GPU-00000000": 3000}  # as it was recorded
     lifecycle.destroy(folder, first, force=True)
@@ -416,7 +418,7 @@ def test_a_damaged_contract_is_named_and_made_anew_when_nobody_needs_it(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_users_of_a_common_folder_take_turns(
-    common_folder: Path, devices: tuple[Device, ...], order: Callable[..., lifecycle.ShareOrder]
+    common_folder: Path, devices: tuple[Device, ...], order: Callable[..., ShareOrder]
 ) -> None:
     folder = StateFolder(common_folder)
     lifecycle.create(folder, order(compute=parse_compute("60")), devices[:1])
@@ -439,7 +441,7 @@ def test_users_of_a_common_folder_take_turns(
 def test_files_that_every_user_may_write_are_out_of_reach(
     common_folder: Path,
     devices: tuple[Device, ...],
-    order: Callable[..., lifecycle.ShareOrder],
+    order: Callable[..., ShareOrder],
     *,
     permissions: int,
     others: bool,
@@ -489,18 +491,18 @@ def test_a_share_of_the_version_before_stays_booked_and_is_named(
     (directory / "share.json").write_text(json.dumps(record))
     (folder.root / "version").write_text("1\n")
     make("6Gi", compute=parse_compute("30"))
-    old = lifecycle.list_shares(folder)[0]
+    old = recovery.list_shares(folder)[0]
     assert "ledger version 1, this program reads 2" in str(old.problem)
     assert "run it again" in (old.problem.hint or "" if old.problem else "")
     assert booked(folder)["GPU-00000000"] == 16 * GI
     assert (folder.root / "version").read_text() == "2\n"
     lifecycle.destroy(folder, old, force=True)
-    assert len(lifecycle.list_shares(folder)) == 1
+    assert len(recovery.list_shares(folder)) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_the_refusal_of_another_users_share_names_the_owner(
-    common_folder: Path, devices: tuple[Device, ...], order: Callable[..., lifecycle.ShareOrder]
+    common_folder: Path, devices: tuple[Device, ...], order: Callable[..., ShareOrder]
 ) -> None:
     folder = StateFolder(common_folder)
     share, _ = lifecycle.create(folder, order(name="train"), devices)

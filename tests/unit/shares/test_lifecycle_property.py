@@ -16,8 +16,9 @@ from allotment.model.errors import DoesNotFitError, NotFoundError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner
-from allotment.shares import lifecycle
+from allotment.shares import booking, lifecycle, recovery
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from allotment.shares.resize import LimitChange, resize
 
@@ -62,7 +63,7 @@ class Books(RuleBasedStateMachine):
         self.sweep()
         runner = DEAD if crashes else named(os.getpid())
         request = Request(parse_memory(str(amount)), count=count)
-        order = lifecycle.ShareOrder(request, Injection.ENVIRONMENT, runner=runner)
+        order = ShareOrder(request, Injection.ENVIRONMENT, runner=runner)
         fitting = sum(self.free(device.uuid) >= amount for device in DEVICES)
         try:
             share, _ = lifecycle.create(self.folder, order, DEVICES)
@@ -106,7 +107,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         with self.folder.locked():
-            lifecycle.recover(self.folder)
+            recovery.recover(self.folder)
         self.sweep()
 
     @rule()
@@ -117,14 +118,14 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
+        found = {each.id: each for each in recovery.list_shares(self.folder)}
         assert set(found) == set(self.given)
         for name, each in found.items():
             assert each.problem is None
             assert each.limits() == self.given[name]
             in_force = read(each.directory).policy.devices
             assert {one.uuid: one.memory_limit for one in in_force} == self.given[name]
-        for uuid, booked in lifecycle.allotted(found.values()).items():
+        for uuid, booked in booking.allotted(found.values()).items():
             assert booked <= TOTAL, uuid
 
 

@@ -25,11 +25,12 @@ from allotment.model.modes import (
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
-from allotment.shares import lifecycle
+from allotment.shares import lifecycle, recovery
 from allotment.shares.drain import ModeChange
 from allotment.shares.folders import StateFolder
 from allotment.shares.mig import allocate
 from allotment.shares.mode_policy import mode_policy_of, modes_on
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 
 SPEC = "h100-80gb:2"
@@ -67,14 +68,14 @@ class Modes(RuleBasedStateMachine):
         # Four slices of the profile are room for all that this test asks for.
         return there <= {mode}
 
-    def order(self, gpu: int, mode: str) -> lifecycle.ShareOrder:
+    def order(self, gpu: int, mode: str) -> ShareOrder:
         request = Request(
             parse_memory("1Gi"),
             selectors=(self.uuids[gpu],),
             mode=mode,
             mig_profile="1g.10gb" if mode == MIG else "",
         )
-        return lifecycle.ShareOrder(
+        return ShareOrder(
             request, Injection.ENVIRONMENT, runner=named(os.getpid()), machine=self.machine
         )
 
@@ -131,7 +132,7 @@ class Modes(RuleBasedStateMachine):
 
     @invariant()
     def a_gpu_is_of_one_mode_and_cut_where_it_is_mig(self) -> None:
-        shares = lifecycle.list_shares(self.folder)
+        shares = recovery.list_shares(self.folder)
         assert {each.id for each in shares} == set(self.there)
         with MigMachine(self.machine) as gpus:
             found = gpus.ask(lambda device: device.driver.look(), patience_s=10)

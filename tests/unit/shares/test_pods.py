@@ -18,7 +18,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, replicas_of
 from allotment.model.shares import Injection, Runner, ShareId
 from allotment.model.structs import replace
-from allotment.shares import lifecycle
+from allotment.shares import lifecycle, recovery
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy
 from allotment.shares.process_tree import named
@@ -183,7 +183,7 @@ def test_what_ended_without_care_makes_room(node: Node, dead_runner: Runner) -> 
     gone = ShareOrder(request, Injection.ENVIRONMENT, runner=dead_runner)
     lifecycle.create(node.folder, gone, node.devices)
     share = node.prepare(order(memory="14Gi"))
-    assert [each.id for each in lifecycle.list_shares(node.folder)] == [share.id]
+    assert [each.id for each in recovery.list_shares(node.folder)] == [share.id]
 
 
 def test_devices_that_were_chosen_are_followed(node: Node) -> None:

@@ -15,7 +15,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.model.structs import replace
-from allotment.shares import lifecycle
+from allotment.shares import booking, lifecycle, recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.shares.resize import LimitChange, resize
@@ -108,8 +108,8 @@ def test_an_ended_init_containers_part_goes_on_to_the_next(node: Node) -> None:
     one = node.prepare(order(1, "12Gi", whose=init, guarantee=80, devices=device))
     two = node.prepare(order(2, "10Gi", whose=main, guarantee=60, devices=device))
     assert (in_force(node, one), in_force(node, two)) == (0, 60)
-    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].memory == 12 * GI
-    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].guaranteed == 8000
+    assert booking.booked(recovery.list_shares(node.folder))[device[0]].memory == 12 * GI
+    assert booking.booked(recovery.list_shares(node.folder))[device[0]].guaranteed == 8000
     # The kubelet starts the pod anew: its init container first.
     assert node.prepare(order(1, "12Gi", whose=init, guarantee=80, devices=device)) == one
     assert (in_force(node, one), in_force(node, two)) == (80, 0)
@@ -127,7 +127,7 @@ def test_a_container_goes_where_its_pod_has_room_already(node: Node) -> None:
     node.prepare(order(1, "8Gi", whose=init, devices=(first,)))
     node.prepare(order(2, "4Gi", devices=(second,)))  # which is fuller for who has nothing yet
     assert node.prepare(order(3, "8Gi", whose=owner(place=1))).devices[0].uuid == first
-    assert lifecycle.allotted(lifecycle.list_shares(node.folder)) == {first: 8 * GI, second: 4 * GI}
+    assert booking.allotted(recovery.list_shares(node.folder)) == {first: 8 * GI, second: 4 * GI}
 
 
 def test_a_sidecar_runs_beside_what_comes_after_it(node: Node) -> None:
@@ -142,7 +142,7 @@ def test_a_sidecar_runs_beside_what_comes_after_it(node: Node) -> None:
         node.prepare(order(2, f"{part + 2}Gi", whose=init, devices=device))
     node.prepare(order(2, f"{part}Gi", whose=init, devices=device))
     node.prepare(order(3, f"{part}Gi", whose=main, devices=device))
-    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].memory == 2 * part * GI
+    assert booking.booked(recovery.list_shares(node.folder))[device[0]].memory == 2 * part * GI
 
 
 def test_an_exclusive_device_goes_on_within_its_pod(node: Node) -> None:

@@ -24,7 +24,7 @@ from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, ShareId
-from allotment.shares import lifecycle
+from allotment.shares import booking, recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
@@ -207,15 +207,15 @@ class Pods(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_what_another_has(self) -> None:
-        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
+        found = {each.id: each for each in recovery.list_shares(self.folder)}
         sure = {self.id_of(pod, place) for pod, places in self.made.items() for place in places}
         doubted = {self.id_of(*each) for each in self.unsure}
         assert sure - doubted <= set(found) <= sure | doubted
         for each in found.values():
             assert each.problem is None
-        for booking in lifecycle.booked(found.values()).values():
-            assert booking.memory <= self.devices[0].allottable_bytes
-            assert booking.guaranteed <= WHOLE
+        for booked in booking.booked(found.values()).values():
+            assert booked.memory <= self.devices[0].allottable_bytes
+            assert booked.guaranteed <= WHOLE
         for pod in range(2):
             assert sum(guarantee for _, guarantee in self.seats(pod)) <= WHOLE
         cdi = self.root / "cdi"

@@ -19,8 +19,9 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Share
 from allotment.model.structs import replace
-from allotment.shares.lifecycle import LoadedShare, find
+from allotment.shares.lifecycle import find
 from allotment.shares.pods import NodePolicy
+from allotment.shares.record import LoadedShare
 
 Hold = Callable[[Path], AbstractContextManager[subprocess.Popen[bytes]]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from allotment.model.shares import Runner, Share
 from allotment.model.structs import replace
-from allotment.shares import lifecycle, process_tree
+from allotment.shares import process_tree, recovery
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import census, named
 from allotment.shares.record import Traces, read_traces, write_traces
@@ -66,9 +66,9 @@ def test_a_share_without_runner_is_kept_for_who_was_recorded(
     process = sleeper()
     write_traces(directory, Traces(members=(named(process.pid),)))
     with folder.locked():
-        assert len(lifecycle.recover(folder)) == 1
+        assert len(recovery.recover(folder)) == 1
         process.communicate()
-        assert lifecycle.recover(folder) == []
+        assert recovery.recover(folder) == []
 
 
 NOBODY = 65534

@@ -16,6 +16,7 @@ from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.shares import lifecycle, process_tree
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.run.namespace import can_unshare
 
 Make = Callable[..., tuple[Share, Path]]
@@ -206,7 +207,7 @@ def mounting(source: Path, then: str = READY) -> tuple[str, ...]:
 def mounted_share(
     tmp_path: Path,
     devices: tuple[Device, ...],
-    order: Callable[..., lifecycle.ShareOrder],
+    order: Callable[..., ShareOrder],
 ) -> tuple[Share, Path]:
     """A share of a container, in a folder with a blank in its name."""
     folder = StateFolder(tmp_path / "a folder")

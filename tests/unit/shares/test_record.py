@@ -47,7 +47,6 @@ SHARE = Share(
     spec="t4:2",
     runner=Runner(17, 4711, "boot"),
     command=("python", "-c", "print('ä\n')"),
-    user_id=1000,
     cdi_spec=None,
 )
 

@@ -22,6 +22,7 @@ from allotment.model.shares import Injection, Share
 from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from allotment.shares.record import read_record, write_record
 from allotment.shares.resize import LimitChange, resize
@@ -36,9 +37,7 @@ def made(root: Path, *, may_oversubscribe: bool = False) -> StateFolder:
     folder = StateFolder(root)
     folder.prepare()
     request = Request(parse_memory("8Gi"), mode=MPS, may_oversubscribe=may_oversubscribe)
-    order = lifecycle.ShareOrder(
-        request, Injection.ENVIRONMENT, name="held", runner=named(os.getpid())
-    )
+    order = ShareOrder(request, Injection.ENVIRONMENT, name="held", runner=named(os.getpid()))
     lifecycle.create(folder, order, DEVICES)
     return folder
 
@@ -89,7 +88,7 @@ def test_who_asks_for_too_much_memory_is_told_what_can_help(
 ) -> None:
     assert native_dir.is_dir()
     folder = made(tmp_path, may_oversubscribe=may_oversubscribe)
-    other = lifecycle.ShareOrder(
+    other = ShareOrder(
         Request(parse_memory("8Gi"), mode=MPS), Injection.ENVIRONMENT, runner=named(os.getpid())
     )
     lifecycle.create(folder, other, DEVICES)
@@ -99,6 +98,14 @@ def test_who_asks_for_too_much_memory_is_told_what_can_help(
     hint = caught.value.hint or ""
     assert way in hint
     assert ("make room" in hint) is (way != "this GPU has 64Gi, even when empty")
+
+
+def test_one_byte_too_much_is_shown_in_bytes(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    folder = made(tmp_path)
+    change = LimitChange(memory=parse_memory(f"{64 * GI + 1}"))
+    with pytest.raises(DoesNotFitError, match=r"need 68719476737B, have 68719476736B beside"):
+        resize(folder, "held", change, DEVICES, force=False)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +137,7 @@ def test_what_has_no_ledger_says_why_and_what_to_do(
 ) -> None:
     share, directory = make("4Gi", name="held")
     write_record(directory, replace(share, mode=mode))
-    with pytest.raises(UsageError, match=why) as caught:
+    changes = "it cannot be resized, suspended or resumed"
+    with pytest.raises(UsageError, match=f"{why}, and {changes}") as caught:
         resize(folder, "held", LimitChange(memory=parse_memory("2Gi")), DEVICES, force=False)
     assert "run them in a new share" in (caught.value.hint or "")

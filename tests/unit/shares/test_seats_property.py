@@ -20,8 +20,9 @@ from allotment.model.errors import DoesNotFitError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
-from allotment.shares import lifecycle
+from allotment.shares import lifecycle, recovery
 from allotment.shares.folders import StateFolder
+from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from allotment.shares.resize import LimitChange, resize
 
@@ -55,14 +56,14 @@ class Seats(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
-    def order(self, compute: Compute, count: int) -> lifecycle.ShareOrder:
+    def order(self, compute: Compute, count: int) -> ShareOrder:
         request = Request(parse_memory("1Gi"), count=count, compute=compute)
-        return lifecycle.ShareOrder(request, Injection.ENVIRONMENT, runner=named(os.getpid()))
+        return ShareOrder(request, Injection.ENVIRONMENT, runner=named(os.getpid()))
 
     def free(self, *, but: str = "") -> dict[str, int]:
         """What can be guaranteed of each device, beside those that are there."""
         free = {device.uuid: WHOLE for device in DEVICES}
-        for found in lifecycle.list_shares(self.folder):
+        for found in recovery.list_shares(self.folder):
             if found.id != but:
                 for uuid, guarantee in found.guarantees().items():
                     free[uuid] -= guarantee
@@ -71,7 +72,7 @@ class Seats(RuleBasedStateMachine):
     def adopt(self) -> None:
         """Takes what is there for true, after a kill."""
         self.is_swept = False
-        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
+        found = {each.id: each for each in recovery.list_shares(self.folder)}
         for gone in set(self.promised) - set(found):
             del self.promised[gone]
         for name, each in found.items():
@@ -80,7 +81,7 @@ class Seats(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> str:
         # In the order of making: names are random, and a replay must meet the same share.
         made = {
-            each.id: each.share.created for each in lifecycle.list_shares(self.folder) if each.share
+            each.id: each.share.created for each in recovery.list_shares(self.folder) if each.share
         }
         return data.draw(st.sampled_from(sorted(made, key=lambda name: made[name])))
 
@@ -101,7 +102,7 @@ class Seats(RuleBasedStateMachine):
     def change(self, data: st.DataObject, compute: Compute) -> None:
         name = self.pick(data)
         free = self.free(but=name)
-        (found,) = [each for each in lifecycle.list_shares(self.folder) if each.id == name]
+        (found,) = [each for each in recovery.list_shares(self.folder) if each.id == name]
         fits = all(free[uuid] >= compute.guarantee for uuid in found.limits())
         try:
             again = resize(self.folder, name, LimitChange(compute=compute), DEVICES, force=False)
@@ -147,12 +148,12 @@ class Seats(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         with self.folder.locked():
-            lifecycle.recover(self.folder)
+            recovery.recover(self.folder)
         self.is_swept = True
 
     @invariant()
     def promises_are_kept(self) -> None:
-        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
+        found = {each.id: each for each in recovery.list_shares(self.folder)}
         assert set(found) == set(self.promised)
         seated: dict[str, set[str]] = {}
         for folder in self.folder.devices.iterdir():

@@ -24,7 +24,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
 from allotment.model.structs import replace
 from allotment.modes.mps.state import Loss
-from allotment.shares import lifecycle, status
+from allotment.shares import recovery, status
 from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import command_of, start_time
@@ -269,7 +269,7 @@ def test_no_folder_has_no_shares(tmp_path: Path) -> None:
 def test_looking_removes_what_ended(folder: StateFolder, make: Make, dead_runner: Runner) -> None:
     make(runner=dead_runner)
     assert current(folder) == []
-    assert lifecycle.list_shares(folder) == []
+    assert recovery.list_shares(folder) == []
 
 
 def test_the_files_of_a_device_are_read_once_for_all_its_shares(
@@ -285,7 +285,7 @@ def test_the_files_of_a_device_are_read_once_for_all_its_shares(
             opened.append(str(arguments[0]).rpartition("/")[2])
 
     sys.addaudithook(watch)
-    loaded = lifecycle.list_shares(folder)
+    loaded = recovery.list_shares(folder)
     at_listing, opened[:] = Counter(opened), []
     seen = share_status(loaded, driver())
     is_watching = False

@@ -36,12 +36,12 @@ class ClaimWork(msgspec.Struct, frozen=True):
     """Shares of `make` that exist and are only completed."""
     end: tuple[ShareId, ...] = ()
     """Shares of earlier answers to the same containers."""
-    may_fail: frozenset[ShareId] = frozenset()
+    optional: frozenset[ShareId] = frozenset()
     """Shares whose failure delays only their own container."""
     alternatives: frozenset[ShareId] = frozenset()
     """Shares of earlier containers that may still be the starting one."""
     failed: Mapping[ShareId, AllotError] = msgspec.field(default_factory=dict)
-    """Shares of `may_fail` for which no order could be made."""
+    """Shares of `optional` for which no order could be made."""
 
 
 def claimants(
@@ -70,7 +70,7 @@ def needs_pod(claims: Sequence[CheckpointEntry], shares: Mapping[ShareId, Share]
     missing = [each for each in claims if share_of(each) not in shares]
     # A share that ended is not made again for a restart that the API server has not reported.
     is_any_present = len(missing) < len(claims)
-    return bool(missing) and not (is_any_present and all(map(_may_fail, missing)))
+    return bool(missing) and not (is_any_present and all(map(_is_optional, missing)))
 
 
 def starts_of(pod: Pod | None, claims: Iterable[CheckpointEntry]) -> Starts:
@@ -106,7 +106,7 @@ def work_for(
         try:
             orders.append(_order(pod, entry, offer, shares))
         except AllotError as error:
-            if not _may_fail(entry):
+            if not _is_optional(entry):
                 raise
             failed[share_of(entry)] = error
     made = {each.id for each in orders}
@@ -118,13 +118,13 @@ def work_for(
         starting=share_of(starting),
         keep=frozenset(made & set(shares)),
         end=superseded(claims, shares),
-        may_fail=frozenset(share_of(each) for each in chosen if _may_fail(each)),
+        optional=frozenset(share_of(each) for each in chosen if _is_optional(each)),
         alternatives=alternatives,
         failed=failed,
     )
 
 
-def _may_fail(entry: CheckpointEntry) -> bool:
+def _is_optional(entry: CheckpointEntry) -> bool:
     """Return whether its container waits for its share by itself, or needs none of ours."""
     return entry.share is None or entry.injection is Injection.CDI
 

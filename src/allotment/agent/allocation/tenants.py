@@ -304,7 +304,7 @@ class Tenants:
                     self._events.ready(share, pod)
                 made.append(share)
             except AllotError as error:
-                if order.id not in work.may_fail:
+                if order.id not in work.optional:
                     raise
                 failed[order.id] = error
         likely = [share for share in made if share.id == work.starting]

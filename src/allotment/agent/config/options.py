@@ -308,6 +308,7 @@ def nvidia_options(function: _F) -> _F:
             {"is_flag": False, "flag_value": "true"} if option.kind is OptionKind.BOOL else {}
         )
         default = f"; default: {option.default}" if option.default else ""
+        text = f"{option.help} No effect here." if option.no_effect else option.help
         function = click.option(
             *(f"--{name}" for name in (option.flag, *option.aliases)),
             option.parameter,
@@ -315,7 +316,7 @@ def nvidia_options(function: _F) -> _F:
             multiple=True,
             callback=_given_or_none,
             metavar=_METAVARS[option.kind],
-            help=f"{option.help}  [env: {option.env[0]}{default}]",
+            help=f"{text}  [env: {option.env[0]}{default}]",
             **alone,
         )(function)
     return function

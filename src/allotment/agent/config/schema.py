@@ -309,8 +309,6 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: not set. Then a share has its own CDI device if the runtime supports CDI."""
     device_id_strategy: str = "uuid"
     cdi_annotation_prefix: str = "cdi.k8s.io/"
-    nvidia_cdi_hook_path: str = "/usr/bin/nvidia-ctk"
-    container_driver_root: str = "/driver-root"
     shared_devices_allocation_policy: str = "distributed"
 
 
@@ -368,14 +366,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "defaults"
     mig_strategy: str = "none"
     fail_on_init_error: bool = True
-    mps_root: str = ""
     nvidia_driver_root: str = "/"
     nvidia_dev_root: str = "/"
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
     use_node_feature_api: bool = True
-    device_discovery_strategy: str = "auto"
     plugin: PluginConfig = msgspec.field(default=PluginConfig())
     gfd: GfdConfig = msgspec.field(default=GfdConfig())
     gpu_patterns: tuple[ResourcePattern, ...] = (
@@ -388,7 +384,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     mps: Replication | None = None
     """Where both are set, this one counts, as in NVIDIA's plugin."""
     imex_channel_ids: tuple[int, ...] = ()
-    imex_required: bool = False
     allotment: AllotmentConfig = msgspec.field(default=AllotmentConfig())
     notes: tuple[str, ...] = ()
     """What of the file has no effect, and why: shown once when it comes into force."""

@@ -54,7 +54,7 @@ _LONGEST_MESSAGE: Final = 1024
 class Gpus(Protocol):
     """The part of `inventory.GpuWatch` that health uses."""
 
-    def hear(self, hearer: Callable[[str, Sighting], None]) -> None:
+    def subscribe(self, hearer: Callable[[str, Sighting], None]) -> None:
         """Call `hearer` in the event loop with each GPU's UUID and each later sighting of it."""
         ...
 
@@ -103,7 +103,7 @@ class HealthWatch:
         self._configure(policy, auto_recover=auto_recover)
         if memory is not None:
             self._records.update(memory.read())
-        gpus.hear(self.see)
+        gpus.subscribe(self.see)
 
     @property
     def records(self) -> Mapping[str, Record]:

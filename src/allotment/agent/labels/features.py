@@ -184,11 +184,11 @@ def _mig_devices(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config
         return {}, ()
     labels = {"nvidia.com/mig.strategy": config.mig_strategy}
     split = [each for each in devices if each.is_mig_enabled]
-    if any(each.migs is None for each in split):
+    if any(each.mig_devices is None for each in split):
         return labels, ["MIG devices are unknown: labels describe whole GPUs only"]
     by_profile: dict[str, list[tuple[str, MigFacts]]] = {}
     for device in split:
-        for mig in device.migs or ():
+        for mig in device.mig_devices or ():
             by_profile.setdefault(mig.profile, []).append((device.name, mig))
     if config.mig_strategy == "mixed":
         for profile, found in by_profile.items():
@@ -218,7 +218,7 @@ def _single_problem(
     devices: Sequence[DeviceFacts], split: Sequence[DeviceFacts], *, profiles: int
 ) -> str | None:
     """Return why strategy `single` does not suit these GPUs, in NVIDIA's words."""
-    if not all(each.migs for each in split):
+    if not all(each.mig_devices for each in split):
         return "at least one MIG device is enabled but empty"
     if len(split) < len(devices):
         return "devices with MIG enabled and disable detected"
@@ -390,10 +390,10 @@ def gpu_labels(
 
 
 def mig_labels(
-    family: str, model: str, migs: Sequence[MigFacts], *, sharing: SharingFacts
+    family: str, model: str, mig_devices: Sequence[MigFacts], *, sharing: SharingFacts
 ) -> dict[str, str]:
     """Return the labels of MIG devices of one profile on GPUs of a model; at least one device."""
-    first = migs[0]
+    first = mig_devices[0]
     figures = {
         "memory": first.memory_mib,
         "multiprocessors": first.multiprocessors,
@@ -407,7 +407,7 @@ def mig_labels(
     }
     profile = first.profile.replace("+", ".")
     return {
-        **_base(family, (model, _MIG, profile), count=len(migs), sharing=sharing),
+        **_base(family, (model, _MIG, profile), count=len(mig_devices), sharing=sharing),
         **{f"{family}.{suffix}": str(figure) for suffix, figure in figures.items()},
     }
 

@@ -97,10 +97,10 @@ class NodeSlices:
 
     def terms(self) -> MigTerms:
         """Return how GPUs may be cut, by the configuration in force. From any thread."""
-        migs = self._state.offer.migs
+        mig_uses = self._state.offer.mig_uses
         return MigTerms(
-            keeps={uuid: use.keep_s for uuid, use in migs.items()},
-            resets=frozenset(uuid for uuid, use in migs.items() if use.may_reset),
+            keeps={uuid: use.keep_s for uuid, use in mig_uses.items()},
+            resets=frozenset(uuid for uuid, use in mig_uses.items() if use.may_reset),
             peers=self._state.links.peers,
             paused=self._state.mig_paused,
             profiles=self.profiles,
@@ -161,7 +161,7 @@ class NodeSlices:
     def _forget_others(self) -> None:
         devices = self._state.devices
         self._off = {uuid for uuid in self._off if uuid in devices and devices[uuid].mig}
-        gone = set(self._state.cut_gpus) - set(self._state.offer.migs)
+        gone = set(self._state.cut_gpus) - set(self._state.offer.mig_uses)
         for uuid in gone:
             del self._state.cut_gpus[uuid]
             self._looked.pop(uuid, None)
@@ -171,7 +171,7 @@ class NodeSlices:
 
     def _begin_looks(self) -> None:
         now = time.monotonic()
-        for uuid in self._state.offer.migs:
+        for uuid in self._state.offer.mig_uses:
             device = self._state.devices.get(uuid)
             if device is None or uuid in self._looking or self._is_paused(uuid, UNKNOWN, now):
                 continue
@@ -301,7 +301,7 @@ class NodeSlices:
         peers = self.terms().peers.get(uuid, frozenset())
         waiting = sorted(
             each
-            for each in peers & self._state.offer.migs.keys()
+            for each in peers & self._state.offer.mig_uses.keys()
             if each in devices and not takes_mode_at_once(devices[each])
         )
         return f"GPU {', '.join(waiting)}, which NVLink joins to it," if waiting else ""
@@ -326,7 +326,7 @@ class NodeSlices:
         self, device: Device, *, patience_s: float, keeps_warm: bool = True
     ) -> bool:
         """Remove the slices without an owner; return whether that worked. Reports a failure."""
-        use = self._state.offer.migs.get(device.uuid)
+        use = self._state.offer.mig_uses.get(device.uuid)
         try:
             problems = await asyncio.to_thread(
                 allocate.free_orphans_on,

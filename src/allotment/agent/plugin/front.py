@@ -454,8 +454,8 @@ class Front:
             plugin.failed += 1
             plugin.pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, plugin.pause_s * 2))
             plugin.next_try = self._clock() + plugin.pause_s
-            stays = isinstance(error, PrerequisiteError | UsageError)
-            if stays or plugin.pause_s >= _LONGEST_PAUSE_S:
+            is_lasting = isinstance(error, PrerequisiteError | UsageError)
+            if is_lasting or plugin.pause_s >= _LONGEST_PAUSE_S:
                 plugin.problem = error.one_line()
         else:
             plugin.pause_s = plugin.next_try = 0.0

@@ -83,14 +83,14 @@ def adopted_usage(
 
 
 def node_view(node: NodeInventory) -> NodeView:
-    migs = {device.uuid: device.mig for device in node.devices if device.mig is not None}
+    mig_states = {device.uuid: device.mig for device in node.devices if device.mig is not None}
     return NodeView(
         indexes={device.uuid: device.index for device in node.devices},
         models={device.uuid: device.model for device in node.devices},
         memory_bytes={device.uuid: device.memory_bytes for device in node.devices},
-        profiles={uuid: mig.profiles for uuid, mig in migs.items()},
-        foreign_slices={uuid: tuple(_places(mig)) for uuid, mig in migs.items()},
-        in_mig_mode=frozenset(uuid for uuid, mig in migs.items() if mig.is_enabled),
+        profiles={uuid: mig.profiles for uuid, mig in mig_states.items()},
+        foreign_slices={uuid: tuple(_places(mig)) for uuid, mig in mig_states.items()},
+        in_mig_mode=frozenset(uuid for uuid, mig in mig_states.items() if mig.is_enabled),
     )
 
 

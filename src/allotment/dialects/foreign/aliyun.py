@@ -57,7 +57,7 @@ ALLOCATION: Final = "scheduler.framework.gpushare.allocation"
 ALLOCATION_ASSIGNED: Final = "scheduler.framework.gpushare.assigned"
 ALLOCATION_TIME: Final = "scheduler.framework.gpushare.assume-time"
 CORE_ALLOCATION: Final = "gpushare.alibabacloud.com/core-percentage"
-RECEIPTS: Final = (
+RESULTS: Final = (
     IDX,
     POD,
     DEV,
@@ -116,7 +116,7 @@ class AliyunDialect(ForeignDialect):
     title = "Aliyun's"
     settings_type = AliyunSettings
     records = (ALLOCATION, IDX)
-    receipts = RECEIPTS
+    result_keys = RESULTS
 
     def __init__(self, settings: AliyunSettings | None = None) -> None:
         self._settings = settings or AliyunSettings()
@@ -127,7 +127,7 @@ class AliyunDialect(ForeignDialect):
     def translate(self, pod: ForeignPod) -> Translation:
         """Divide each container's request among the pod's GPUs. Raises `UsageError`."""
         count = self._count(pod)
-        constraints, preferences = self._wishes(pod)
+        constraints, preferences = self._rules_of(pod)
         names = self._settings
         is_mps = pod.node_selector.get(_SCHEDULE) == _MPS
         notes: list[str] = []
@@ -185,7 +185,7 @@ class AliyunDialect(ForeignDialect):
                 )
                 raise refusal(pod, container.name, f"{problem} of the pod", hint=hint)
 
-    def _wishes(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
+    def _rules_of(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
         schedule = pod.node_selector.get(_SCHEDULE)
         if schedule is not None and schedule not in _SHARING:
             problem = (
@@ -209,7 +209,7 @@ class AliyunDialect(ForeignDialect):
         )
         return constraints, Preferences(device_policies=(policy,) if policy else ())
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         """Write both formats: the framework's, and the old one if it can express the booking.
@@ -319,7 +319,7 @@ def _ignored(pod: ForeignPod, names: Collection[str]) -> Iterator[str]:
             yield f"{where}: {limited}"
     if len(names) > 1:
         yield "one GPU for all containers: not supported, each container is placed separately"
-    yield from of_earlier_placement(key for key in RECEIPTS if key in pod.annotations)
+    yield from of_earlier_placement(key for key in RESULTS if key in pod.annotations)
 
 
 def _encode(allocation: _Allocation) -> str:

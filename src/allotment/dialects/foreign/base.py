@@ -3,7 +3,7 @@
 
 A dialect translates a pod once, at creation, into `allotment.dev/...` resources and annotations.
 The scheduler and the agent never read the dialect. The author's keys stay, except resources of
-other device plugins. At binding, `receipt` writes the annotations that the system's own tools read.
+other device plugins. At binding, `result_annotations` writes what the system's own tools read.
 """
 
 from abc import ABC, abstractmethod
@@ -50,7 +50,7 @@ class Translation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's devices by UUID, for receipts."""
+    """A node's devices by UUID, for `result_annotations`."""
 
     indexes: Mapping[str, int]
     models: Mapping[str, str]
@@ -108,8 +108,8 @@ class ForeignDialect(ABC):
     """Keys by a pod's author; a trailing `*` marks a prefix."""
     records: tuple[str, ...] = ()
     """Annotations that `given` reads; `*` marks a prefix or a suffix."""
-    receipts: tuple[str, ...] = ()
-    """Annotations that `receipt` may write, likewise: the API server refuses others."""
+    result_keys: tuple[str, ...] = ()
+    """Annotations that `result_annotations` may write, likewise: the API server refuses others."""
     marks: Marks | None = None
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class ForeignDialect(ABC):
         """
         return tuple(name for name in self.resources if is_asked(pod, name))
 
-    def stays(self, pod: ForeignPod) -> bool:  # noqa: ARG002
+    def keeps_resources(self, pod: ForeignPod) -> bool:  # noqa: ARG002
         """The kubelet allocates the pod's resources: the pod is not translated."""
         return False
 
@@ -154,7 +154,7 @@ class ForeignDialect(ABC):
             passed_over=tuple(dict.fromkeys(notes)),
         )
 
-    def receipt(
+    def result_annotations(
         self,
         pod: ForeignPod,  # noqa: ARG002
         booking: PodBooking,  # noqa: ARG002

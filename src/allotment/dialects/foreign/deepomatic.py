@@ -46,7 +46,7 @@ class DeepomaticDialect(ForeignDialect):
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         return resources_in(pod, self.resources)
 
-    def stays(self, pod: ForeignPod) -> bool:
+    def keeps_resources(self, pod: ForeignPod) -> bool:
         del pod
         return self._slots is None
 

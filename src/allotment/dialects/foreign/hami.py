@@ -132,7 +132,7 @@ BIND_TIME: Final = "hami.io/bind-time"
 PHASE: Final = "hami.io/bind-phase"
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 MIG_ALLOCATIONS: Final = "hami.io/vgpu-mig-allocations"
-RECEIPTS = (NODE, TIME, BIND_TIME, PHASE, ALLOCATED, MIG_ALLOCATIONS)
+RESULTS = (NODE, TIME, BIND_TIME, PHASE, ALLOCATED, MIG_ALLOCATIONS)
 """Annotations by HAMi."""
 
 _NODE_POLICIES: Final = ("binpack", "spread")
@@ -157,7 +157,7 @@ class HamiDialect(VgpuDialect):
     settings_type = HamiSettings
     annotations = ANNOTATIONS
     records = (ALLOCATED, NODE, MIG_ALLOCATIONS)
-    receipts = RECEIPTS
+    result_keys = RESULTS
     domain = DOMAIN
     mode_key = VGPU_MODE
     uuid_keys = (USE_UUID, NOT_UUID)
@@ -200,7 +200,7 @@ class HamiDialect(VgpuDialect):
                 raise refusal(pod, container.name, problem, hint=hint)
         return translation
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         devices = {container.name: container.devices for container in booking.containers}
@@ -219,8 +219,8 @@ class HamiDialect(VgpuDialect):
         given = self.recorded(pod, node, ALLOCATED, regular, every, ends=True)
         return allocations_of(pod, MIG_ALLOCATIONS, given) if given else {}
 
-    def wishes(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
-        constraints, _ = super().wishes(pod)
+    def rules_of(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
+        constraints, _ = super().rules_of(pod)
         chain = self._chain(pod)
         node = pod.annotations.get(NODE_POLICY, self._settings.node_scheduler_policy)
         return (

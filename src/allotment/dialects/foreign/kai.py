@@ -109,7 +109,7 @@ class KaiDialect(ForeignDialect):
     title = "KAI's"
     settings_type = KaiSettings
     records = (f"*.{_GIVEN}",)
-    receipts = (RECEIVED, f"*.{_GIVEN}")
+    result_keys = (RECEIVED, f"*.{_GIVEN}")
 
     def __init__(self, settings: KaiSettings | None = None) -> None:
         self._settings = settings = settings or KaiSettings()
@@ -297,7 +297,7 @@ class KaiDialect(ForeignDialect):
             notes.append(_in_full(mine[_MEMORY_REQUEST].key, memory))
         return memory
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         del node, now

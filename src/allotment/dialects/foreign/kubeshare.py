@@ -333,7 +333,7 @@ class KubeShare2Dialect(_KubeShare):
     kind = "label"
     asking = (REQUEST, LIMIT, MEMORY)
     labels = (*asking, MODEL, PRIORITY, *GROUP)
-    receipts = (UUID, MEMORY, MODEL)
+    result_keys = (UUID, MEMORY, MODEL)
 
     def translate(self, pod: ForeignPod) -> Translation:
         if self.LIMIT not in pod.labels:
@@ -389,7 +389,7 @@ class KubeShare2Dialect(_KubeShare):
             raise refusal(pod, None, problem, hint="write 0 to 100")
         return priority
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         del pod, now

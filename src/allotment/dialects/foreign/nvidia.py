@@ -74,7 +74,7 @@ class NvidiaForeign(ForeignDialect):
         found = (name for container in pod.containers for name in self._names(container))
         return tuple(dict.fromkeys(found))
 
-    def stays(self, pod: ForeignPod) -> bool:
+    def keeps_resources(self, pod: ForeignPod) -> bool:
         return not any(self._is_translated(key) for key in self.recognises(pod))
 
     def translate(self, pod: ForeignPod) -> Translation:

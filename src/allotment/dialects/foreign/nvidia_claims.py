@@ -116,11 +116,6 @@ def read_sharing(parameters: Iterable[Parameters], *, is_slice: bool) -> ClaimSh
     return found
 
 
-def check_parameters(parameters: Parameters) -> None:
-    """Check parameters before there is a device. Raises `UsageError`, which names the path."""
-    _read(parameters)
-
-
 def _read(parameters: Parameters) -> tuple[str, ClaimSharing | None]:
     """Return the kind, and the sharing."""
     where, content = parameters.where, parameters.content

@@ -69,7 +69,7 @@ INDEX_PREFIX: Final = "tencent.com/predicate-gpu-idx-"
 NODE: Final = "tencent.com/predicate-node"
 TIME: Final = "tencent.com/predicate-time"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
-RECEIPTS: Final = (NODE, TIME, ASSIGNED)
+RESULTS: Final = (NODE, TIME, ASSIGNED)
 """Annotations that Tencent writes on a pod, besides `INDEX_PREFIX` plus a container's position."""
 
 
@@ -93,7 +93,7 @@ class TencentDialect(ForeignDialect):
     title = "Tencent's"
     settings_type = TencentSettings
     records = (f"{INDEX_PREFIX}*", NODE)
-    receipts = (f"{INDEX_PREFIX}*", *RECEIPTS)
+    result_keys = (f"{INDEX_PREFIX}*", *RESULTS)
 
     def __init__(self, settings: TencentSettings | None = None) -> None:
         self._settings = settings or TencentSettings()
@@ -113,7 +113,7 @@ class TencentDialect(ForeignDialect):
                     notes.append(f"{self._settings.limit}: ignored, whole cards have no ceiling")
             elif core or memory:
                 requests[container.name] = self._part(pod, container, core, memory, ceiling)
-        notes += of_earlier_placement(filter(is_receipt, sorted(pod.annotations)))
+        notes += of_earlier_placement(filter(is_result, sorted(pod.annotations)))
         return self.translation(pod, requests, notes=notes)
 
     def _ceiling(self, pod: ForeignPod) -> int | None:
@@ -149,7 +149,7 @@ class TencentDialect(ForeignDialect):
         size = bytes_of(pod, container.name, names.memory, memory, unit=block)
         return Request(size, compute=_percent(core, core if ceiling is None else ceiling))
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         devices = {container.name: container.devices for container in booking.containers}
@@ -170,8 +170,8 @@ class TencentDialect(ForeignDialect):
         return uuids_by_container(pod, keys, node=node)
 
 
-def is_receipt(name: str) -> bool:
-    return name in RECEIPTS or name.startswith(INDEX_PREFIX)
+def is_result(name: str) -> bool:
+    return name in RESULTS or name.startswith(INDEX_PREFIX)
 
 
 # ---- qGPU ----------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class ElasticGpuDialect(ForeignDialect):
     title = "elastic-gpu's"
     settings_type = ElasticGpuSettings
     records = (f"{CONTAINER_PREFIX}*",)
-    receipts = (f"{CONTAINER_PREFIX}*", ASSUMED)
+    result_keys = (f"{CONTAINER_PREFIX}*", ASSUMED)
 
     def __init__(self, settings: ElasticGpuSettings | None = None) -> None:
         self._settings = settings or ElasticGpuSettings()
@@ -310,10 +310,10 @@ class ElasticGpuDialect(ForeignDialect):
                 problem = f"{self._settings.core} is {core}, without an amount of memory"
                 hint = f"add {self._settings.memory}, in MiB: a share needs a memory limit"
                 raise refusal(pod, container.name, problem, hint=hint)
-        records = filter(_is_elastic_receipt, sorted(pod.annotations))
+        records = filter(_is_elastic_result, sorted(pod.annotations))
         return self.translation(pod, requests, notes=of_earlier_placement(records))
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         """The GPUs of each container, by name, if the key is short enough."""
@@ -331,5 +331,5 @@ class ElasticGpuDialect(ForeignDialect):
         return uuids_by_container(pod, keys, node=node)
 
 
-def _is_elastic_receipt(name: str) -> bool:
+def _is_elastic_result(name: str) -> bool:
     return name == ASSUMED or name.startswith(CONTAINER_PREFIX)

@@ -45,7 +45,7 @@ class _Claim(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     dialect: ForeignDialect | None = None
     """None: Allotment's own."""
-    stays: bool = False
+    keeps_resources: bool = False
 
     def __str__(self) -> str:
         """Dialect and keys, cut to a length for messages."""
@@ -63,10 +63,10 @@ def translate(pod: ForeignPod, dialects: Sequence[ForeignDialect]) -> Translatio
     if DIALECT in pod.annotations:
         return None
     claims = _claims(pod, dialects)
-    moving = [claim for claim in claims if not claim.stays]
+    moving = [claim for claim in claims if not claim.keeps_resources]
     if len(moving) > 1:
         raise _mixed(pod, None, moving)
-    staying = [claim for claim in claims if claim.stays]
+    staying = [claim for claim in claims if claim.keeps_resources]
     for container in pod.containers:
         _check_apart(pod, container, moving, staying)
     translations = [
@@ -88,7 +88,9 @@ def _claims(pod: ForeignPod, dialects: Iterable[ForeignDialect]) -> list[_Claim]
         keys = tuple(key for key in dialect.recognises(pod) if key not in taken)
         if keys:
             taken |= {*keys}
-            claims.append(_Claim(dialect.title, keys, dialect, stays=dialect.stays(pod)))
+            claims.append(
+                _Claim(dialect.title, keys, dialect, keeps_resources=dialect.keeps_resources(pod))
+            )
     return claims
 
 

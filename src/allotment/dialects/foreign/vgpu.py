@@ -121,7 +121,7 @@ class VgpuDialect(ForeignDialect):
         self.resources = (names.count, *names.amounts)
 
     def translate(self, pod: ForeignPod) -> Translation:
-        constraints, preferences = self.wishes(pod)
+        constraints, preferences = self.rules_of(pod)
         modes, words = sharing_modes(pod, self.mode_key, self._modes)
         notes = [*words]
         requests: dict[str, Request] = {}
@@ -145,7 +145,7 @@ class VgpuDialect(ForeignDialect):
             pod, requests, notes=notes, named_modes=requests if modes else frozenset()
         )
 
-    def wishes(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
+    def rules_of(self, pod: ForeignPod) -> tuple[Constraints, Preferences]:
         """The pod's annotations about GPUs, for all its containers, with HAMi's model rules."""
         wanted, refused = (items_of(pod.annotations.get(key, "")) for key in self.uuid_keys)
         constraints = Constraints(

@@ -65,7 +65,7 @@ NODE: Final = f"{DOMAIN}/vgpu-node"
 TIME: Final = "volcano.sh/vgpu-time"
 BIND_TIME: Final = "volcano.sh/bind-time"
 PHASE: Final = "volcano.sh/bind-phase"
-RECEIPTS = (IDS, NODE, TIME, BIND_TIME, PHASE)
+RESULTS = (IDS, NODE, TIME, BIND_TIME, PHASE)
 """Annotations by Volcano."""
 
 GPU_MEMORY: Final = "volcano.sh/gpu-memory"
@@ -73,7 +73,7 @@ GPU_NUMBER: Final = "volcano.sh/gpu-number"
 GPUSHARE_RESOURCES = (GPU_MEMORY, GPU_NUMBER)
 GPU_INDEX: Final = "volcano.sh/gpu-index"
 PREDICATE_TIME: Final = "volcano.sh/predicate-time"
-GPUSHARE_RECEIPTS = (GPU_INDEX, PREDICATE_TIME)
+GPUSHARE_RESULTS = (GPU_INDEX, PREDICATE_TIME)
 
 
 class VolcanoSettings(
@@ -101,7 +101,7 @@ class VolcanoDialect(VgpuDialect):
     settings_type = VolcanoSettings
     annotations = ANNOTATIONS
     records = (IDS, NODE)
-    receipts = RECEIPTS
+    result_keys = RESULTS
     domain = DOMAIN
     # There a percentage wins over MiB.
     counts_recorded_amounts = True
@@ -138,7 +138,7 @@ class VolcanoDialect(VgpuDialect):
         )
         return replace(translation, passed_over=(note, *translation.passed_over))
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         del pod
@@ -166,7 +166,7 @@ class VolcanoGpuShareDialect(ForeignDialect):
     title = "Volcano's (GPU sharing)"
     resources = GPUSHARE_RESOURCES
     records = (GPU_INDEX,)
-    receipts = GPUSHARE_RECEIPTS
+    result_keys = GPUSHARE_RESULTS
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         return resources_in(pod, self.resources)
@@ -186,7 +186,7 @@ class VolcanoGpuShareDialect(ForeignDialect):
                 requests[container.name] = whole_cards(number)
         return self.translation(pod, requests)
 
-    def receipt(
+    def result_annotations(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
         del pod

@@ -74,16 +74,18 @@ class AllotmentDialect:
         return tuple(each for each in RESOURCES if each in there)
 
     def asks(
-        self, pod: Pod, container: Container, wishes: PodAnnotations
+        self, pod: Pod, container: Container, annotations: PodAnnotations
     ) -> tuple[ContainerAsk, ...]:
-        own = request_of(pod, container, replace(wishes, resize=None))
-        request = own if wishes.resize is None else _resized(pod, container, own, wishes.resize)
-        mode = request.mode if _names_mode(wishes) else None
-        if wishes.placement is not None:
-            request = _placed(pod, container, request, wishes)
+        own = request_of(pod, container, replace(annotations, resize=None))
+        request = (
+            own if annotations.resize is None else _resized(pod, container, own, annotations.resize)
+        )
+        mode = request.mode if _names_mode(annotations) else None
+        if annotations.placement is not None:
+            request = _placed(pod, container, request, annotations)
             mode = request.mode
         elif pod.node:
-            if wishes.resize is not None and PLACEMENT not in pod.annotations:
+            if annotations.resize is not None and PLACEMENT not in pod.annotations:
                 _check_no_growth(pod, container, request, own)
             _check_node_can_choose(pod, container, request)
         return (
@@ -95,28 +97,32 @@ class AllotmentDialect:
                 request=request,
                 own=own,
                 mode=mode,
-                devices=wishes.placement.devices if wishes.placement else (),
-                slices=wishes.placement.slices if wishes.placement else (),
+                devices=annotations.placement.devices if annotations.placement else (),
+                slices=annotations.placement.slices if annotations.placement else (),
             ),
         )
 
 
-def request_of(pod: Pod, container: Container, wishes: PodAnnotations) -> Request:
+def request_of(pod: Pod, container: Container, annotations: PodAnnotations) -> Request:
     """The request without placement, mode soft by default. Raises `UsageError`."""
     _check_amounts(pod, container)
     count = container.resources[GPU]
     request = Request(
-        _memory(pod, container, count, wishes),
+        _memory(pod, container, count, annotations),
         count=count,
-        compute=_compute(pod, container, count, wishes),
-        may_oversubscribe=bool(wishes.may_oversubscribe),
-        mig_profile=wishes.mig_profile,
-        constraints=wishes.constraints,
-        preferences=wishes.preferences,
+        compute=_compute(pod, container, count, annotations),
+        may_oversubscribe=bool(annotations.may_oversubscribe),
+        mig_profile=annotations.mig_profile,
+        constraints=annotations.constraints,
+        preferences=annotations.preferences,
     )
-    if _names_mode(wishes):
-        request = _in_named_modes(pod, container, request, wishes)
-    return request if wishes.resize is None else _resized(pod, container, request, wishes.resize)
+    if _names_mode(annotations):
+        request = _in_named_modes(pod, container, request, annotations)
+    return (
+        request
+        if annotations.resize is None
+        else _resized(pod, container, request, annotations.resize)
+    )
 
 
 def _resized(pod: Pod, container: Container, request: Request, wish: ResizeWish) -> Request:
@@ -154,10 +160,10 @@ def _check_no_growth(pod: Pod, container: Container, request: Request, own: Requ
 
 
 def with_preference(
-    pod: Pod, container: Container, wishes: PodAnnotations, *, modes: Sequence[str]
+    pod: Pod, container: Container, annotations: PodAnnotations, *, modes: Sequence[str]
 ) -> Request:
-    request = request_of(pod, container, wishes)
-    if _names_mode(wishes) or tuple(modes) == request.modes:
+    request = request_of(pod, container, annotations)
+    if _names_mode(annotations) or tuple(modes) == request.modes:
         return request
     suited = suiting(request, modes)
     if suited:
@@ -168,21 +174,21 @@ def with_preference(
     raise refusal(pod, container.name, f"{problem}: {why}", hint=hint)
 
 
-def _names_mode(wishes: PodAnnotations) -> bool:
-    return bool(wishes.modes or wishes.mig_profile)
+def _names_mode(annotations: PodAnnotations) -> bool:
+    return bool(annotations.modes or annotations.mig_profile)
 
 
 def _in_named_modes(
-    pod: Pod, container: Container, request: Request, wishes: PodAnnotations
+    pod: Pod, container: Container, request: Request, annotations: PodAnnotations
 ) -> Request:
-    is_strongest = wishes.modes == (STRONGEST,)
-    modes = suiting(request, STRONGEST_FIRST) if is_strongest else wishes.modes or (MIG,)
-    if wishes.mig_profile and MIG not in modes:
-        problem = f"{MIG_PROFILE} is {wishes.mig_profile}, but {MODE} does not list {MIG}"
+    is_strongest = annotations.modes == (STRONGEST,)
+    modes = suiting(request, STRONGEST_FIRST) if is_strongest else annotations.modes or (MIG,)
+    if annotations.mig_profile and MIG not in modes:
+        problem = f"{MIG_PROFILE} is {annotations.mig_profile}, but {MODE} does not list {MIG}"
         hint = f"remove {MIG_PROFILE}, or write {MODE}: {MIG}"
         if is_strongest:
             problem = (
-                f"{MIG_PROFILE} is {wishes.mig_profile}, but its request does not suit a slice"
+                f"{MIG_PROFILE} is {annotations.mig_profile}, but its request does not suit a slice"
             )
             problem += f": {unsuited(request, MIG) or ', '.join(without_effect(request, MIG))}"
             hint = f"name {MIG} alone, which implies an amount, or also ask for {GPU_MEMORY}"
@@ -266,14 +272,22 @@ def _least(name: str, count: int) -> str:
     return format_bytes(LEAST_BYTES * max(1, count)) if name == GPU_MEMORY else "1"
 
 
-def _memory(pod: Pod, container: Container, count: int, wishes: PodAnnotations) -> MemoryAmount:
+def _memory(
+    pod: Pod, container: Container, count: int, annotations: PodAnnotations
+) -> MemoryAmount:
     total = container.resources.get(GPU_MEMORY)
     if total is None:
-        if wishes.mig_profile and wishes.memory is None and wishes.modes in {(), (MIG,)}:
+        if (
+            annotations.mig_profile
+            and annotations.memory is None
+            and annotations.modes in {(), (MIG,)}
+        ):
             return ANY_MEMORY
-        return wishes.memory or _ALL
-    if wishes.memory is not None:
-        problem = f"it asks for {GPU_MEMORY}, and {MEMORY} ({wishes.memory}) sets a part of each"
+        return annotations.memory or _ALL
+    if annotations.memory is not None:
+        problem = (
+            f"it asks for {GPU_MEMORY}, and {MEMORY} ({annotations.memory}) sets a part of each"
+        )
         raise refusal(pod, container.name, f"{problem} GPU", hint="keep one of them")
     each = total // count
     if each < LEAST_BYTES:
@@ -284,7 +298,7 @@ def _memory(pod: Pod, container: Container, count: int, wishes: PodAnnotations) 
     return MemoryAmount(format_bytes(each), size_bytes=each)
 
 
-def _compute(pod: Pod, container: Container, count: int, wishes: PodAnnotations) -> Compute:
+def _compute(pod: Pod, container: Container, count: int, annotations: PodAnnotations) -> Compute:
     total = container.resources.get(GPU_COMPUTE)
     counted = None if total is None else total * _PERCENT // count
     if counted is not None and counted > WHOLE:
@@ -294,7 +308,7 @@ def _compute(pod: Pod, container: Container, count: int, wishes: PodAnnotations)
     if counted == 0:
         problem = f"{GPU_COMPUTE} is {total} for {count} GPUs, less than 0.01 percent of each"
         raise refusal(pod, container.name, problem, hint="ask for at least 1 percent of each GPU")
-    wish = wishes.compute
+    wish = annotations.compute
     compute = None if wish is None else wish.compute
     if wish is None or compute is None:
         compute = None if counted is None else Compute(counted, counted)
@@ -307,7 +321,7 @@ def _compute(pod: Pod, container: Container, count: int, wishes: PodAnnotations)
     elif -(-compute.guarantee * count // _PERCENT) != (total or 0):
         # The quantity is whole percent, rounded up; the annotation may have hundredths.
         raise _contradiction(pod, container, wish.text, compute=compute, counted=counted)
-    return revised(Compute(), compute=compute, weight=wishes.weight, kind=wishes.kind)
+    return revised(Compute(), compute=compute, weight=annotations.weight, kind=annotations.kind)
 
 
 def _contradiction(
@@ -347,12 +361,14 @@ def _check_node_can_choose(pod: Pod, container: Container, request: Request) -> 
         raise refusal(pod, container.name, problem, hint=f"{hint} {' and '.join(written)}")
 
 
-def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotations) -> Request:
+def _placed(
+    pod: Pod, container: Container, request: Request, annotations: PodAnnotations
+) -> Request:
     """Check a placement against the request, and take mode and bytes from it."""
-    placed = wishes.placement or PlacementWish(())
+    placed = annotations.placement or PlacementWish(())
     mode = placed.mode or SOFT
     modes = request.modes
-    if _names_mode(wishes) and mode not in modes:
+    if _names_mode(annotations) and mode not in modes:
         problem = f"has mode {mode}, but the container asks for {' or '.join(modes)}"
         raise _misplaced(pod, container, problem)
     request = in_modes(request, (mode,))

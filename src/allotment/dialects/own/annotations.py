@@ -271,7 +271,7 @@ _LIST_BY_CONTAINER = (
 )
 
 
-def wishes_of(
+def annotations_of(
     pod: Pod,
     takers: Mapping[str, frozenset[str]],
     *,
@@ -295,15 +295,15 @@ def wishes_of(
     wish = accepted_resize(pod).wish if has_placement else resize
     written = {key: text for key, text in pod.annotations.items() if key != RESIZE}
     pod = replace(pod, annotations={**written, RESIZE: wish} if wish else written)
-    wishes = dict.fromkeys(takers, PodAnnotations())
+    annotations = dict.fromkeys(takers, PodAnnotations())
     for key in sorted(_READERS.keys() & pod.annotations.keys()):
         for name, text in _by_container(pod, key, takers).items():
-            wishes[name] = _with(pod, name, wishes[name], key, text)
+            annotations[name] = _with(pod, name, annotations[name], key, text)
     if has_placement and PLACEMENT in pod.annotations:
         can_take = {name: PLACEMENT in takes for name, takes in takers.items()}
         for name, placement in placements_of(pod, can_take).items():
-            wishes[name] = replace(wishes[name], placement=placement)
-    return wishes
+            annotations[name] = replace(annotations[name], placement=placement)
+    return annotations
 
 
 def _check_length(pod: Pod, keys: frozenset[str]) -> None:
@@ -357,9 +357,9 @@ def _effect_hint(key: str) -> str:
     return f"remove {key}, or ask for allotment.dev/gpu, which it describes"
 
 
-def _with(pod: Pod, name: str, wishes: PodAnnotations, key: str, text: str) -> PodAnnotations:
+def _with(pod: Pod, name: str, annotations: PodAnnotations, key: str, text: str) -> PodAnnotations:
     try:
-        return read_value(wishes, key, text.strip())
+        return read_value(annotations, key, text.strip())
     except _WordError as error:
         problem = f"the annotation {key} is {error.message}"
         raise refusal(pod, name, problem, hint=error.hint or "") from error
@@ -488,16 +488,18 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 """The field of `PodAnnotations` that each annotation sets, and its parser."""
 
 
-def read_value(wishes: PodAnnotations, key: str, text: str) -> PodAnnotations:
+def read_value(annotations: PodAnnotations, key: str, text: str) -> PodAnnotations:
     """Set what an annotation of a known key means for one container. Raises `UsageError`."""
     path, parse = _READERS[key]
     value: Any = parse(text)
     if key == TOPOLOGY:
-        value = replace(wishes.constraints, same_numa=NUMA in value, needs_nvlink=NVLINK in value)
+        value = replace(
+            annotations.constraints, same_numa=NUMA in value, needs_nvlink=NVLINK in value
+        )
     name, _, field = path.partition(".")
     if field:
-        value = replace(getattr(wishes, name), **{field: value})
-    return replace(wishes, **{name: value})
+        value = replace(getattr(annotations, name), **{field: value})
+    return replace(annotations, **{name: value})
 
 
 KEYS = frozenset({*_READERS, PLACEMENT, DIALECT})

@@ -91,7 +91,7 @@ class Dialect(Protocol):
         ...
 
     def asks(
-        self, pod: Pod, container: Container, wishes: PodAnnotations
+        self, pod: Pod, container: Container, annotations: PodAnnotations
     ) -> tuple[ContainerAsk, ...]:
         """One ask for each resource that the kubelet allocates. Raises `UsageError`."""
         ...

@@ -11,7 +11,7 @@ import msgspec
 
 from allotment.dialects.foreign.settings import DialectSettings, mig_groups_of
 from allotment.dialects.own.allotment import RESOURCES, AllotmentDialect, with_preference
-from allotment.dialects.own.annotations import MODE, wishes_of
+from allotment.dialects.own.annotations import MODE, annotations_of
 from allotment.dialects.own.protocol import STRONGEST, Dialect, PodAnnotations, refusal
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.compute import DEFAULT_FLOOR
@@ -37,11 +37,11 @@ def asks_of(pod: Pod, *, nvidia: Collection[str]) -> tuple[ContainerAsk, ...]:
     if not speakers:
         return ()
     takers = {name: dialect.takes for name, (_, dialect) in speakers.items()}
-    wishes = wishes_of(pod, takers)
+    annotations = annotations_of(pod, takers)
     return tuple(
         ask
         for name, (container, dialect) in speakers.items()
-        for ask in dialect.asks(pod, container, wishes[name])
+        for ask in dialect.asks(pod, container, annotations[name])
     )
 
 
@@ -59,11 +59,11 @@ def wanted(
     if not asking:
         return ()
     takers = {each.name: dialect.takes for _, each in asking}
-    wishes = wishes_of(pod, takers, has_placement=False, resize=resize)
+    annotations = annotations_of(pod, takers, has_placement=False, resize=resize)
     return tuple(
         WantedContainer(
             name=each.name,
-            request=with_preference(pod, each, wishes[each.name], modes=modes),
+            request=with_preference(pod, each, annotations[each.name], modes=modes),
             kind=each.kind,
             place=place,
         )
@@ -160,7 +160,7 @@ class NvidiaDialect(msgspec.Struct, frozen=True):
         return tuple(sorted(name for name in self.names if container.resources.get(name)))
 
     def asks(
-        self, pod: Pod, container: Container, wishes: PodAnnotations
+        self, pod: Pod, container: Container, annotations: PodAnnotations
     ) -> tuple[ContainerAsk, ...]:
         """One ask for each resource: NVIDIA's plugin also answers for each separately."""
         found = []
@@ -169,7 +169,7 @@ class NvidiaDialect(msgspec.Struct, frozen=True):
             if not 0 < count <= MAX_BYTES:
                 problem = f"{resource} is {count}"
                 raise refusal(pod, container.name, problem, hint="ask for at least 1")
-            if len(wishes.modes) > 1 or STRONGEST in wishes.modes:
+            if len(annotations.modes) > 1 or STRONGEST in annotations.modes:
                 problem = f"{MODE} has several modes, but the kubelet chooses the devices of"
                 hint = "name one mode, or ask for allotment.dev/gpu"
                 raise refusal(pod, container.name, f"{problem} {resource}", hint=hint)
@@ -180,7 +180,7 @@ class NvidiaDialect(msgspec.Struct, frozen=True):
                     resource=resource,
                     count=count,
                     request=None,
-                    mode=wishes.modes[0] if wishes.modes else None,
+                    mode=annotations.modes[0] if annotations.modes else None,
                 )
             )
         return tuple(found)

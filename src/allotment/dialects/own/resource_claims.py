@@ -257,11 +257,11 @@ def request_for(
     else what it consumes is a default, which is kept free of others' guarantees and is no ceiling.
     Raises `UsageError`.
     """
-    wishes = PodAnnotations()
+    annotations = PodAnnotations()
     where = ""
     for each in parameters:
         where = each.where
-        wishes = _read(wishes, each)
+        annotations = _read(annotations, each)
     if sharing is not None and where:
         raise UsageError(
             f"{sharing.where} is beside {where}: both say how a device is shared",
@@ -275,12 +275,12 @@ def request_for(
         )
     count = len(parts)
     if all(part.is_whole for part in parts):
-        _check_is_undivided(wishes, EXCLUSIVE, where)
+        _check_is_undivided(annotations, EXCLUSIVE, where)
         if sharing is not None:
             return _shared_wholly(parts, sharing)
         return whole_devices(count, mode=EXCLUSIVE)
     if profiles := {part.slice.profile for part in parts if part.slice is not None}:
-        _check_is_undivided(wishes, MIG, where)
+        _check_is_undivided(annotations, MIG, where)
         if len(profiles) == 1 and all(part.slice is not None for part in parts):
             return Request(ANY_MEMORY, count=count, mode=MIG, mig_profile=profiles.pop())
     if profiles or any(part.is_whole for part in parts):
@@ -290,8 +290,8 @@ def request_for(
             f" device.attributes['{DRIVER}'].type == 'share'",
         )
     if sharing is not None:
-        wishes, where = _as_wishes(parts, sharing), sharing.where
-    return _of_parts([each for each, _ in devices], wishes, where, asks_compute=asks_compute)
+        annotations, where = _as_annotations(parts, sharing), sharing.where
+    return _of_parts([each for each, _ in devices], annotations, where, asks_compute=asks_compute)
 
 
 def _shared_wholly(parts: Sequence[DevicePart], sharing: ClaimSharing) -> Request:
@@ -308,7 +308,7 @@ def _shared_wholly(parts: Sequence[DevicePart], sharing: ClaimSharing) -> Reques
     return request
 
 
-def _as_wishes(parts: Sequence[DevicePart], sharing: ClaimSharing) -> PodAnnotations:
+def _as_annotations(parts: Sequence[DevicePart], sharing: ClaimSharing) -> PodAnnotations:
     """Return what a sharing means for parts of GPUs, which others share, too."""
     if traits_of(sharing.mode).needs_daemon:
         text = f":{format_percent(sharing.ceiling)}"
@@ -349,7 +349,7 @@ def in_one(errors: Sequence[UsageError]) -> UsageError:
     return UsageError("\n".join(each.message for each in errors), hint="; ".join(hints) or None)
 
 
-def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
+def _read(annotations: PodAnnotations, parameters: Parameters) -> PodAnnotations:
     where, content = parameters.where, parameters.content
     if not isinstance(content, Mapping):
         raise UsageError(f"{where} is not an object", hint=_EXAMPLE)
@@ -368,12 +368,12 @@ def _read(wishes: PodAnnotations, parameters: Parameters) -> PodAnnotations:
             problems.append(UsageError(text, hint=f"the fields are: {hint}"))
             continue
         try:
-            wishes = read_value(wishes, _KEYS[name], _text(value))
+            annotations = read_value(annotations, _KEYS[name], _text(value))
         except UsageError as error:
             problems.append(UsageError(f"{path}: {error.message}", hint=error.hint))
     if problems:
         raise in_one(problems)
-    return wishes
+    return annotations
 
 
 _EXAMPLE: Final = f"write apiVersion: {API_VERSION}, kind: {KIND}"
@@ -390,14 +390,14 @@ def _text(value: object) -> str:
     raise UsageError("it is neither a text nor a number", hint="write it as in an annotation")
 
 
-def _check_is_undivided(wishes: PodAnnotations, mode: str, where: str) -> None:
+def _check_is_undivided(annotations: PodAnnotations, mode: str, where: str) -> None:
     """Refuse parameters that a whole GPU or a slice cannot obey."""
     written = {
-        "compute": wishes.compute is not None,
-        "class": wishes.kind is not None,
-        "weight": wishes.weight is not None,
-        "oversubscribe": bool(wishes.may_oversubscribe),
-        "mode": wishes.modes not in {(), (mode,)},
+        "compute": annotations.compute is not None,
+        "class": annotations.kind is not None,
+        "weight": annotations.weight is not None,
+        "oversubscribe": bool(annotations.may_oversubscribe),
+        "mode": annotations.modes not in {(), (mode,)},
     }
     for name, is_there in written.items():
         if is_there:
@@ -409,7 +409,7 @@ def _check_is_undivided(wishes: PodAnnotations, mode: str, where: str) -> None:
 
 def _of_parts(
     devices: Sequence[AllocatedDevice],
-    wishes: PodAnnotations,
+    annotations: PodAnnotations,
     where: str,
     *,
     asks_compute: bool,
@@ -421,11 +421,11 @@ def _of_parts(
             hint="claim each in a request of its own",
         )
     ((size, percent),) = amounts
-    if wishes.memory is not None:
-        limit = wishes.memory.of(size)
+    if annotations.memory is not None:
+        limit = annotations.memory.of(size)
         if limit > size:
             raise UsageError(
-                f"{where}: the memory limit {wishes.memory} is more than the"
+                f"{where}: the memory limit {annotations.memory} is more than the"
                 f" {format_bytes(size)} that are claimed",
                 hint="raise capacity.requests.memory, or lower the limit",
             )
@@ -433,11 +433,11 @@ def _of_parts(
     request = Request(
         MemoryAmount(format_bytes(size), size_bytes=size),
         count=len(devices),
-        compute=_compute(percent * _PERCENT, wishes, where, asks_compute=asks_compute),
+        compute=_compute(percent * _PERCENT, annotations, where, asks_compute=asks_compute),
         floor=0 if asks_compute else percent * _PERCENT,
-        may_oversubscribe=bool(wishes.may_oversubscribe),
+        may_oversubscribe=bool(annotations.may_oversubscribe),
     )
-    modes = wishes.modes or (suiting(request, SHARED_MODES) or (SOFT,))[:1]
+    modes = annotations.modes or (suiting(request, SHARED_MODES) or (SOFT,))[:1]
     for mode in modes:
         if mode not in SHARED_MODES:
             raise UsageError(
@@ -469,9 +469,11 @@ def _amounts(device: AllocatedDevice) -> tuple[int, int]:
     return memory, compute
 
 
-def _compute(guarantee: int, wishes: PodAnnotations, where: str, *, asks_compute: bool) -> Compute:
+def _compute(
+    guarantee: int, annotations: PodAnnotations, where: str, *, asks_compute: bool
+) -> Compute:
     """Return the compute of each device, from its capacity and the parameters."""
-    wish = wishes.compute
+    wish = annotations.compute
     compute = Compute(guarantee, guarantee) if asks_compute and guarantee else None
     guarantee = guarantee if asks_compute else 0
     if wish is not None:
@@ -489,4 +491,62 @@ def _compute(guarantee: int, wishes: PodAnnotations, where: str, *, asks_compute
                 hint=f"raise it to {format_percent(guarantee)} at least",
             )
         compute = Compute(guarantee, wish.compute.ceiling)
-    return revised(Compute(), compute=compute, weight=wishes.weight, kind=wishes.kind)
+    return revised(Compute(), compute=compute, weight=annotations.weight, kind=annotations.kind)
+
+
+# ---- what a claim consumes of a capacity ---------------------------------------------------------
+
+
+class _ValidRange(msgspec.Struct, frozen=True):
+    min: str | None = None
+    max: str | None = None
+    step: str | None = None
+
+
+class _RequestPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    default: str | None = None
+    valid_range: _ValidRange | None = None
+    valid_values: tuple[str, ...] | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True, rename="camel"):
+    """An amount of a device in a ResourceSlice."""
+
+    value: str = "0"
+    request_policy: _RequestPolicy | None = None
+
+    def consumption(self) -> "Consumption":
+        """Return the rule for claims. Raises `QuantityError` if an amount is no whole number."""
+        policy = self.request_policy or _RequestPolicy()
+        values = policy.valid_values or ()
+        between = policy.valid_range or _ValidRange()
+        return Consumption(
+            total=(total := parse_whole(self.value)),
+            default=total if policy.default is None else parse_whole(policy.default),
+            least=parse_whole(between.min or "0"),
+            most=total if between.max is None else parse_whole(between.max),
+            step=parse_whole(between.step or "1") or 1,
+            values=tuple(sorted(map(parse_whole, values))),
+        )
+
+
+class Consumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What kube-scheduler counts for a claim (`consumable_capacity.go`, v1.34)."""
+
+    total: int
+    default: int
+    least: int
+    most: int
+    step: int
+    values: tuple[int, ...]
+    """If there are some, a claim consumes one of these."""
+
+    def of(self, asked: int | None) -> int | None:
+        """Return the amount, rounded up; None: the claim asks for more than one claim can have."""
+        if asked is None:
+            return self.default
+        if self.values:
+            return next((each for each in self.values if each >= asked), None)
+        steps = max(0, -(-(asked - self.least) // self.step))
+        amount = self.least + steps * self.step
+        return amount if amount <= self.most else None

@@ -286,17 +286,17 @@ class Slices:
             raise
 
     def switch_off(
-        self, *, stays: Callable[[], bool] = lambda: False, even_foreign: bool = False
+        self, *, is_needed: Callable[[], bool] = lambda: False, even_foreign: bool = False
     ) -> bool:
         """Switch MIG off if Allotment switched it on and no instance is left; True if it is off.
 
-        `even_foreign`: also if another tool switched it on. `stays`: asked under the lock; True
+        `even_foreign`: also if another tool switched it on. `is_needed`: asked under the lock; True
         keeps it on.
         """
         if not (self.journal.is_switched or even_foreign):
             return False
         with self.journal.locked():
-            if stays():
+            if is_needed():
                 return False
             gpu = self._driver.look()
             if not (gpu.is_enabled or self.journal.is_switched):

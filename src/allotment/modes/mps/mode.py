@@ -15,7 +15,7 @@ import msgspec
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import NotInModeError
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_percent, need_and_have
 from allotment.model.modes import MPS, traits_of
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareDevice, ShareId
@@ -71,9 +71,9 @@ class MpsMode(SoftMode):
         most = device.memory_bytes if device.begun_bytes is None else device.begun_bytes
         if memory_bytes > most and not device.is_oversubscribed:
             raise NotInModeError(
-                f"{device.uuid} ({device.name}): need {format_bytes(memory_bytes)}, have"
-                f" {format_bytes(most)}: under MPS the memory of programs that run cannot be made"
-                " more than they began with, because the driver holds each of them to that",
+                f"{device.uuid} ({device.name}): {need_and_have(memory_bytes, most)}: under MPS"
+                " the memory of programs that run cannot be made more than they began with, because"
+                " the driver holds each of them to that",
                 hint="run them in a new share: allot run --mode mps --memory ...",
             )
 

@@ -123,8 +123,8 @@ class ClusterIndex:
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool
     ) -> DeviceChain:
-        wishes = request.preferences
-        policies = wishes.device_policies or self._device_policies
+        preferences = request.preferences
+        policies = preferences.device_policies or self._device_policies
         ranks: dict[str, Mapping[str, int]] = {}
         requests = in_each_mode(request)
         if len(requests) > 1:
@@ -138,12 +138,12 @@ class ClusterIndex:
             row = self.arrays.row[node]
             devices = self.nodes[node].hardware.devices
             for name in policies:
-                if name in _BY_THEMSELVES and (wishes.weights or len(policies) > 1):
+                if name in _BY_THEMSELVES and (preferences.weights or len(policies) > 1):
                     continue
                 order = self.policies[name].device_order(self.arrays, kind, row)
                 rooms = self.arrays.room[row] if name in _BY_COST else range(len(devices))
                 ranks[name] = {devices[column].uuid: rank for column, rank in _ranked(order, rooms)}
-        return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
+        return DeviceChain(policies=policies, weights=preferences.weights, ranks=ranks)
 
 
 FindRefusals = Callable[[Collection[str]], Mapping[str, Refusal]]

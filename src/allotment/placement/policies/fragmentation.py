@@ -148,9 +148,11 @@ class Losses:
             return
         if len(self._more.group):
             more = self._more
-            stays = groups.version[more.group] <= self._changes
-            if not stays.all():
-                self._more = _More(more.group[stays], more.columns[stays], more.loss[stays])
+            is_current = groups.version[more.group] <= self._changes
+            if not is_current.all():
+                self._more = _More(
+                    more.group[is_current], more.columns[is_current], more.loss[is_current]
+                )
         fresh = groups.since(self._changes)
         self._changes = groups.changes
         if len(self._fits) < groups.capacity:

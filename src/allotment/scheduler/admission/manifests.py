@@ -84,11 +84,6 @@ def admission_objects(keys: Keys, installed: Installation | None = None) -> Iter
     yield from _bound(_policies(keys, installation))
 
 
-def placement_objects(installed: Installation | None = None) -> Iterator[Explained]:
-    """Yield the objects that keep pods' placements and requests, whatever the dialects are."""
-    yield from _bound(_placement_policies(installed or Installation()))
-
-
 def _bound(policies: Iterable[Document]) -> Iterator[Explained]:
     """Yield policies, each with the binding that puts it in force."""
     for policy in policies:
@@ -450,8 +445,8 @@ def scheduler_variables(keys: Keys) -> Mapping[str, str]:
     the pod gets. Another webhook may add all others. `labels`: the API server itself adds those
     of the node's topology (plugin/pkg/admission/podtopologylabels).
     """
-    own = _is_one_of({PLACEMENT, *keys.receipts})
-    read = (keys.annotations | keys.marked_annotations | keys.records) - keys.receipts
+    own = _is_one_of({PLACEMENT, *keys.result_keys})
+    read = (keys.annotations | keys.marked_annotations | keys.records) - keys.result_keys
     return {
         **VARIABLES,
         "status": "dyn(object.?status.orValue({}))",

@@ -56,7 +56,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     marked: frozenset[MarkedKeys] = msgspec.field(default=frozenset())
     records: _Names = msgspec.field(default=_NONE)
     """Annotations with a system's record of a pod's GPUs."""
-    receipts: _Names = msgspec.field(default=_NONE)
+    result_keys: _Names = msgspec.field(default=_NONE)
     """Annotations of other systems that the scheduler writes when it binds a pod."""
 
     @property
@@ -124,7 +124,7 @@ def keys_of(dialect: ForeignDialect) -> Keys:
     A key asks if the dialect recognises a pod with only this key.
     """
     listed = KEYS.get(dialect.name, Keys())
-    written = Keys(records=frozenset(dialect.records), receipts=frozenset(dialect.receipts))
+    written = Keys(records=frozenset(dialect.records), result_keys=frozenset(dialect.result_keys))
     resources = (
         each
         for each in dialect.resources
@@ -179,7 +179,7 @@ def _having(resource: str) -> tuple[ForeignContainer, ...]:
 
 
 def _asks(dialect: ForeignDialect, pod: ForeignPod) -> bool:
-    return bool(dialect.recognises(pod)) and not dialect.stays(pod)
+    return bool(dialect.recognises(pod)) and not dialect.keeps_resources(pod)
 
 
 def _under(domain: str, *names: str) -> _Names:

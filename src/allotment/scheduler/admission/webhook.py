@@ -304,7 +304,7 @@ class PodWebhook:
     def _untranslated(self, pod: ForeignPod) -> list[str]:
         """Return the resources that a translation would have removed."""
         bare = replace(pod, annotations={}, labels={}, scheduler="")
-        moving = (dialect for dialect in self._dialects if not dialect.stays(bare))
+        moving = (dialect for dialect in self._dialects if not dialect.keeps_resources(bare))
         keys = {key for dialect in moving for key in dialect.recognises(bare)}
         return sorted(key for key in keys if is_asked(bare, key))
 

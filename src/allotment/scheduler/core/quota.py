@@ -23,7 +23,7 @@ from allotment.dialects.foreign.volcano import VolcanoSettings
 from allotment.model.accounting import most_of, phases
 from allotment.model.clusters import NamespaceQuota, PlacedContainer, PodBooking, PodNeed
 from allotment.model.errors import QuantityError
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_apart, format_bytes, format_percent
 from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MemoryAmount, parse_whole
@@ -343,10 +343,15 @@ def _refusal(limits: Iterable[_Limit], charge: Charge, used: Charge) -> Refusal 
 def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> Refusal:
     measure = limit.unit.measure
     have = max(0, limit.hard - used)
-    needs = [_shown(measure, need)] if need or not unknown else []
+    shown_need, shown_have = (
+        format_apart(need, have)
+        if measure == MEMORY
+        else (_shown(measure, need), _shown(measure, have))
+    )
+    needs = [shown_need] if need or not unknown else []
     if unknown:
         needs.append(f"{format_percent(unknown)} % of a GPU of unknown size")
-    what = f"need {' and '.join(needs)} {_NOUNS[measure]}, have {_shown(measure, have)}"
+    what = f"need {' and '.join(needs)} {_NOUNS[measure]}, have {shown_have}"
     where = f"{limit.key} of {limit.quota}"
     if limit.hard:
         shown, taken = (_shown(measure, each) for each in (limit.hard, used))

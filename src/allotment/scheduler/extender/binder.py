@@ -70,7 +70,7 @@ class _NotAllowedError(Exception):
     """Nothing was sent: the reservation is gone, or another replica leads."""
 
 
-async def _no_receipt(need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
+async def _no_results(need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
     del need, booking
     return {}
 
@@ -85,29 +85,25 @@ class Binder:
         *,
         clock: Callable[[], float],
         left_s: Callable[[], float] = lambda: math.inf,
-        receipt: Callable[[PodNeed, PodBooking], Awaitable[Mapping[str, str]]] = _no_receipt,
+        results: Callable[[PodNeed, PodBooking], Awaitable[Mapping[str, str]]] = _no_results,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.2, most_s=5.0),
         late_s: float = _LATE_S,
     ) -> None:
         """`left_s`: seconds for which this process certainly leads; 0 if it does not.
 
-        `receipt`: further annotations for the pod.
+        `results`: further annotations for the pod.
         """
         self._book = book
         self._api = api
         self._clock = clock
         self._left_s = left_s
-        self._receipt = receipt
+        self._results = results
         self._backoff = backoff
         self._late_s = late_s
         self._slots = asyncio.Semaphore(MOST_WRITES)
         self._tasks: dict[PodUid, asyncio.Task[BindOutcome]] = {}
         """One per reserved pod whose outcome is unknown. It may outlive a deleted pod for a
         moment."""
-
-    @property
-    def under_way(self) -> int:
-        return len(self._tasks)
 
     async def bind(self, need: PodNeed, node: str, *, version: str) -> BindOutcome:
         """Bind a pod to a node and return the outcome. Cancelling only stops waiting.
@@ -313,7 +309,7 @@ class Binder:
             node=booking.node,
             version=order.version,
             annotations={
-                **(await self._receipt(need, booking)),
+                **(await self._results(need, booking)),
                 PLACEMENT: write_booking(booking),
             },
         )

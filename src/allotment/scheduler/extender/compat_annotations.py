@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annotations that other systems' tools read from bound pods, written for translated pods.
 
-A receipt needs the pod as its author wrote it. That is too much to keep for 30,000 pods, so it
+This needs the pod as its author wrote it. That is too much to keep for 30,000 pods, so it
 comes from kube-scheduler's request, or from the API server if another replica got that request.
 """
 
@@ -35,7 +35,7 @@ _asked: Final = msgspec.json.Decoder(_Asked)
 
 
 class ResultAnnotations:
-    """The dialects' receipts."""
+    """Writes the dialects' result annotations."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ResultAnnotations:
         self._pods: OrderedDict[PodUid, tuple[str, ForeignPod]] = OrderedDict()
 
     def asked(self, uid: PodUid, dialect: str, namespace: str, body: bytes) -> None:
-        """Keep the pod of a request if its dialect writes receipts."""
+        """Keep the pod of a request if its dialect writes some."""
         if dialect in self._dialects and uid not in self._pods:
             self._keep(uid, dialect, namespace, _asked.decode(body).pod)
 
@@ -73,9 +73,14 @@ class ResultAnnotations:
                 body = await self._read(need.namespace, need.name)
                 self._keep(need.uid, dialect, need.namespace, body)
             _, pod = self._pods.pop(need.uid)
-            return speaker.receipt(pod, booking, node_view(node), now=self._clock())
+            return speaker.result_annotations(pod, booking, node_view(node), now=self._clock())
         except (AllotError, KubeError, ValueError, KeyError) as error:
-            _log.warning("no receipt", dialect=dialect, pod=str(need), why=str(error))
+            _log.warning(
+                "no result annotations",
+                dialect=dialect,
+                pod=str(need),
+                why=str(error),
+            )
             return {}
 
     def _keep(self, uid: PodUid, dialect: str, namespace: str, raw: bytes | msgspec.Raw) -> None:

@@ -101,7 +101,7 @@ class Extender:
         observer: ExtenderObserver,
         pods: Callable[[str], ClusterPod | None],
         leads: Callable[[], bool] = lambda: True,
-        receipts: ResultAnnotations | None = None,
+        results: ResultAnnotations | None = None,
         tried: Callable[[ClusterPod, Collection[str]], None] = lambda _pod, _names: None,
         claims: Callable[[str, Collection[str]], tuple[WantedContainer, ...]] = _no_claims,
         waits: WaitReasons | None = None,
@@ -118,7 +118,7 @@ class Extender:
         self._observer = observer
         self._pods = pods
         self._leads = leads
-        self._receipts = receipts
+        self._results = results
         self._tried = tried
         self._claims = claims
         self._waits = waits or WaitReasons()
@@ -148,8 +148,8 @@ class Extender:
         if reported is None:
             choice = self._book.rank(need, names)
         else:
-            if self._receipts is not None and pod.dialect:
-                self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
+            if self._results is not None and pod.dialect:
+                self._results.asked(pod.uid, pod.dialect, pod.namespace, body)
             choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
             self._tried(pod, names)
         result = wire.some_nodes(choice.best, asked)

@@ -36,7 +36,7 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.formats import format_bytes, format_pids
+from allotment.model.formats import format_pids, need_and_have
 from allotment.model.modes import MIG
 from allotment.model.placements import Placement
 from allotment.model.quantities import MemoryAmount
@@ -129,7 +129,7 @@ def _free_orphans(
     problems = [*(error for _, error in freed.stuck), *freed.problems]
     if not keeps_warm or not is_for(folder, device.uuid, MIG):
         problems += _remove_warm(slices)
-    slices.switch_off(stays=partial(is_for_mig_alone, folder, device.uuid))
+    slices.switch_off(is_needed=partial(is_for_mig_alone, folder, device.uuid))
     return problems
 
 
@@ -198,7 +198,7 @@ def check(order: ShareOrder) -> None:
     elif request.memory.part is not None:
         problem = "a percentage needs a known GPU: name a size or --mig"
     if problem:
-        raise NotInModeError(f"mode {request.mode}: {problem}", hint="see docs/guides/mig.md")
+        raise NotInModeError(problem, hint="see docs/guides/mig.md")
 
 
 @contextmanager
@@ -315,7 +315,7 @@ def _check_of_pod(order: ShareOrder) -> None:
         )
     if request.may_oversubscribe:
         raise UsageError(
-            "mode mig: the memory of a slice cannot be promised twice",
+            "the memory of a slice cannot be promised twice",
             hint="remove allotment.dev/oversubscribe, or ask for another mode",
         )
     if len(order.devices) != len(order.slices):
@@ -408,9 +408,10 @@ def _all_of(
     folder: StateFolder, order: ShareOrder, device: Device
 ) -> tuple[ShareOrder, Sequence[Device]]:
     """The order for all of a MIG device. Raises `DoesNotFitError` if it is too small or used."""
-    has, need = device.allottable_bytes, order.request.memory
-    if need.of(has) > has:
-        raise DoesNotFitError(f"{device.uuid}: need {need}, have {format_bytes(has)}")
+    have = device.allottable_bytes
+    need = order.request.memory.of(have)
+    if need > have:
+        raise DoesNotFitError(f"{device.uuid}: {need_and_have(need, have)}")
     whole = replace(order, request=replace(order.request, memory=_ALL, selectors=(device.uuid,)))
     folder.prepare()
     with folder.locked():
@@ -423,7 +424,7 @@ def _unused(folder: StateFolder, machine: Path | None) -> Sequence[_Static]:
     if not slices:
         return ()
     with Nvml(machine=machine) as source:
-        views = source.migs()
+        views = source.mig_views()
     return [
         _Static(device, cut.gpu, views[cut.gpu], views[cut.gpu].users.get(cut.gpu_instance, ()))
         for device in sorted(slices, key=lambda device: device.place)

@@ -43,7 +43,7 @@ from allotment.shares.folders import (
     simulated_copy,
 )
 from allotment.shares.mode_lives import life_of
-from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
+from allotment.shares.placing import MigTerms, ModeAttempts, ShareOrder, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
 from allotment.shares.record import Traces, note_event, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (
@@ -188,7 +188,7 @@ def run(session: RunSession) -> NoReturn:
     machine, inventory = local_inventory(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
-    order = lifecycle.ShareOrder(
+    order = ShareOrder(
         request=session.request,
         injection=injection,
         name=session.name,
@@ -216,7 +216,7 @@ def run(session: RunSession) -> NoReturn:
     # whole GPUs, and none of these is the share's.
     slices = {_VISIBLE: share.devices[0].uuid} if share.devices[0].gpu else {}
     variables = {**slices, **served}
-    strangers = children()  # of the program that became this `allot` by exec
+    other_children = children()  # of the program that became this `allot` by exec
     adopt_orphans()
     with signals_held() as signals:
         try:
@@ -255,9 +255,9 @@ def run(session: RunSession) -> NoReturn:
                 look=partial(session.look, folder, share) if session.look else None,
             )
         except BaseException:
-            _end(folder, share, strangers)
+            _end(folder, share, other_children)
             raise
-        _end(folder, share, strangers)
+        _end(folder, share, other_children)
         end_as(status)
 
 
@@ -289,7 +289,7 @@ def _give_ledger(draft: Path, user: struct_passwd) -> None:
 
 def _create(
     folder: StateFolder,
-    order: lifecycle.ShareOrder,
+    order: ShareOrder,
     devices: Sequence[Device],
     user: struct_passwd | None,
 ) -> tuple[Share, Path, Mapping[str, str]]:
@@ -324,7 +324,7 @@ _RETRY_S = 5.0
 
 def _create_in_turn(
     folder: StateFolder,
-    order: lifecycle.ShareOrder,
+    order: ShareOrder,
     devices: Sequence[Device],
     user: struct_passwd | None,
     wait_s: float | None,
@@ -369,7 +369,7 @@ def _create_in_turn(
         raise late from None
 
 
-def _note_refusal(folder: StateFolder, order: lifecycle.ShareOrder, error: DoesNotFitError) -> None:
+def _note_refusal(folder: StateFolder, order: ShareOrder, error: DoesNotFitError) -> None:
     note_event(folder, "refused", share=order.name or "", share_id=order.id, text=error.one_line())
 
 
@@ -387,7 +387,7 @@ def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
     try:
         return life_of(share.mode).ready(folder, share)
     except BaseException:
-        lifecycle.end(folder, share, strangers=children())
+        lifecycle.end(folder, share, excluded=children())
         raise
 
 
@@ -455,9 +455,9 @@ def _trace(directory: Path, share: Share, child: int) -> None:
         write_traces(directory, Traces(namespace, (named(child),)))
 
 
-def _end(folder: StateFolder, share: Share, strangers: Collection[int]) -> None:
+def _end(folder: StateFolder, share: Share, other_children: Collection[int]) -> None:
     try:
-        lifecycle.end(folder, share, strangers=strangers)
+        lifecycle.end(folder, share, excluded=other_children)
     except AllotError as error:
         # Keep the command's own status; the next `allot` removes the share.
         _warn(f"the share {share.id} was not removed: {error}")

@@ -44,10 +44,10 @@ from allotment.model.structs import replace
 from allotment.shares import lifecycle
 from allotment.shares.booking import booked
 from allotment.shares.drain import ModeChange
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.mode_policy import modes_on, read_mode_policies, refusal
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.shares.recovery import list_shares
 from allotment.simulate.claims import Allocated, ClaimRequest, NodeClaims
 
 DRIVER = "gpu.allotment.dev"

@@ -29,9 +29,9 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.shares.booking import booked
-from allotment.shares.lifecycle import list_shares
 from allotment.shares.placing import ShareOrder
 from allotment.shares.pods import NodePolicy
+from allotment.shares.recovery import list_shares
 
 CLAIM = PodUid("11111111-2222-3333-4444-555555555555")
 HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), look=0.05)

@@ -83,7 +83,7 @@ class Machine:
     tested: list[str] = field(default_factory=list)
     hearers: list[Callable[[str, Sighting], None]] = field(default_factory=list)
 
-    def hear(self, hearer: Callable[[str, Sighting], None]) -> None:
+    def subscribe(self, hearer: Callable[[str, Sighting], None]) -> None:
         self.hearers.append(hearer)
 
     async def test(self, uuid: str) -> Look | str:

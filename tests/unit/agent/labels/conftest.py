@@ -47,9 +47,9 @@ class Scene:
             for index in range(count)
         )
 
-    def split(self, device: DeviceFacts, *migs: MigFacts) -> DeviceFacts:
+    def split(self, device: DeviceFacts, *mig_devices: MigFacts) -> DeviceFacts:
         """The GPU with MIG on, and these MIG devices."""
-        return replace(device, is_mig_capable=True, is_mig_enabled=True, migs=migs)
+        return replace(device, is_mig_capable=True, is_mig_enabled=True, mig_devices=mig_devices)
 
     def mig(self, profile: str, memory_mib: int, *, gi: int, ci: int, figures: str) -> MigFacts:
         """A MIG device; `figures` are multiprocessors, copy, decoder, encoder, jpeg, ofa."""

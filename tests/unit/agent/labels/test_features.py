@@ -335,7 +335,7 @@ def test_gpus_that_do_not_answer_are_told(scene: Scene) -> None:
 
 
 def test_mig_devices_that_were_not_read_make_no_node_invalid(scene: Scene) -> None:
-    unread = replace(scene.split(scene.mock), migs=None)
+    unread = replace(scene.split(scene.mock), mig_devices=None)
     features = scene.features(unread, config=Config(mig_strategy="single"))
     assert features.labels["nvidia.com/mig.strategy"] == "single"
     assert features.labels["nvidia.com/gpu.product"] == "MOCKMODEL"
@@ -355,7 +355,7 @@ _DEVICES = st.lists(
         pci_class=st.none() | st.integers(0, 0xFFFF),
         is_mig_capable=st.booleans(),
         is_mig_enabled=st.booleans(),
-        migs=st.none() | st.just(()),
+        mig_devices=st.none() | st.just(()),
         fabric=st.none() | st.builds(FabricPlace, _TEXTS, st.integers(0, 9)),
         vgpu_host=st.none() | st.builds(VgpuHost, _TEXTS, _TEXTS),
     ),

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.dialects.foreign.aliyun import (
-    RECEIPTS,
+    RESULTS,
     SELECTORS,
     VARIABLES,
     AliyunDialect,
@@ -263,13 +263,13 @@ def test_settings_that_are_no_words_are_refused(wrong: dict[str, str]) -> None:
         settings_of({"aliyun": wrong})
 
 
-# ---- receipts and take-over ----------------------------------------------------------------------
+# ---- result annotations and take-over ------------------------------------------------------------
 
 
-def test_the_receipt_has_both_forms() -> None:
+def test_the_result_has_both_forms() -> None:
     subject = pod(container("web"), container("train", memory=3, compute=20))
     given = booking(train=[PlacedDevice("GPU-c", 3 * GI, 2000)])
-    found = AliyunDialect().receipt(subject, given, NODE, now=1700000000.5)
+    found = AliyunDialect().result_annotations(subject, given, NODE, now=1700000000.5)
     assert found == {
         IDX: "7",
         "ALIYUN_COM_GPU_MEM_POD": "3",
@@ -285,18 +285,18 @@ def test_the_receipt_has_both_forms() -> None:
 
 def test_the_old_form_is_left_out_where_it_cannot_say_it() -> None:
     given = booking(main=[PlacedDevice("GPU-a", 4 * GI), PlacedDevice("GPU-b", 4 * GI)])
-    found = AliyunDialect().receipt(pod(container(memory=8)), given, NODE, now=0)
+    found = AliyunDialect().result_annotations(pod(container(memory=8)), given, NODE, now=0)
     assert json.loads(found[ALLOCATION]) == {"0": {"0": 4, "1": 4}}
     assert IDX not in found
 
 
-def test_an_init_container_alone_has_no_receipt() -> None:
+def test_an_init_container_alone_has_no_result() -> None:
     subject = pod(container("warm", kind=ContainerKind.INIT, memory=1), container("web"))
     given = booking(warm=[PlacedDevice("GPU-a", GI)])
-    assert AliyunDialect().receipt(subject, given, NODE, now=0) == {}
+    assert AliyunDialect().result_annotations(subject, given, NODE, now=0) == {}
 
 
-def test_a_receipt_reads_back_as_what_was_given() -> None:
+def test_a_result_reads_back_as_what_was_given() -> None:
     labels = {COUNT: "2"}
     subject = pod(
         container("web", memory=2), container("train", memory=8, compute=100), labels=labels
@@ -305,8 +305,8 @@ def test_a_receipt_reads_back_as_what_was_given() -> None:
         web=[PlacedDevice("GPU-b", GI), PlacedDevice("GPU-a", GI)],
         train=[PlacedDevice("GPU-a", 4 * GI, 5000), PlacedDevice("GPU-b", 4 * GI, 5000)],
     )
-    receipt = AliyunDialect().receipt(subject, given, NODE, now=0)
-    running = pod(*subject.containers, labels=labels, annotations=dict(receipt))
+    result = AliyunDialect().result_annotations(subject, given, NODE, now=0)
+    running = pod(*subject.containers, labels=labels, annotations=dict(result))
     found = taken(AliyunDialect(), running)
     assert {name: {*had} for name, had in given_to(found).items()} == {
         name: {*had} for name, had in given_to(given).items()
@@ -410,4 +410,4 @@ def test_what_is_written_natively_is_what_was_asked(count: int, each: int, perce
 def test_every_key_is_documented_and_no_other(root: Path) -> None:
     dialect = AliyunDialect()
     read = (*dialect.resources, *dialect.labels, *SELECTORS, *VARIABLES)
-    assert documented(root, "Aliyun") == sorted((*read, *RECEIPTS))
+    assert documented(root, "Aliyun") == sorted((*read, *RESULTS))

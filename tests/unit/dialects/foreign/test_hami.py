@@ -387,7 +387,7 @@ def test_a_mode_that_cannot_give_it_is_told_where_another_can() -> None:
     assert "nvidia.com/vgpu-mode, mode mig: its memory is 50% of a GPU" in found.passed_over[0]
 
 
-# ---- receipts ------------------------------------------------------------------------------------
+# ---- result annotations --------------------------------------------------------------------------
 
 
 def booking(*containers: PlacedContainer) -> PodBooking:
@@ -398,13 +398,13 @@ def has(name: str, *devices: PlacedDevice, place: int = 0) -> PlacedContainer:
     return PlacedContainer(name=name, devices=devices, place=place)
 
 
-def test_receipt_is_as_hami_writes_it() -> None:
+def test_result_is_as_hami_writes_it() -> None:
     subject = pod(container("web"), container("a", gpu=2), container("b", gpu=1))
     given_ = booking(
         has("a", PlacedDevice("GPU-1", 1000 * MI, 3000), PlacedDevice("GPU-2", 1000 * MI, 3001)),
         has("b", PlacedDevice("GPU-1", 2000 * MI)),
     )
-    assert HamiDialect().receipt(subject, given_, NODE, now=1_700_000_000.7) == {
+    assert HamiDialect().result_annotations(subject, given_, NODE, now=1_700_000_000.7) == {
         "hami.io/vgpu-node": "node-1",
         "hami.io/vgpu-time": "1700000000",
         "hami.io/bind-time": "1700000000",
@@ -530,7 +530,7 @@ def test_what_is_written_is_taken_over(parts: list[tuple[list[str], int, int]]) 
         placed.append(has(name, *had, place=place))
     expected = booking(*(each for each in placed if each.devices))
     subject = pod(*asking)
-    record = HamiDialect().receipt(subject, expected, NODE, now=0)
+    record = HamiDialect().result_annotations(subject, expected, NODE, now=0)
     running_ = replace(subject, node="node-1", annotations=record)
     assert taken(HamiDialect(), running_, INVENTORY) == (expected if expected.containers else None)
 

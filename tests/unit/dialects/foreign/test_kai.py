@@ -335,21 +335,21 @@ def test_the_prefix_is_configurable() -> None:
     assert dialect.recognises(pod(field("gpu-memory.limit", "4Gi"))) == ()
 
 
-# ---- receipts and take-over ----------------------------------------------------------------------
+# ---- result annotations and take-over ------------------------------------------------------------
 
 
-def test_the_receipt_names_the_gpus_where_fractions_were_asked_for() -> None:
+def test_the_result_names_the_gpus_where_fractions_were_asked_for() -> None:
     given = booking(trainer=[PlacedDevice("GPU-c", 4 * GI), PlacedDevice("GPU-a", 4 * GI)])
     subject = pod(field("gpu-memory.limit", "4Gi") | {"gpu-fraction-num-devices": "2"})
-    receipt = KAI.receipt(subject, given, NODE, now=0)
-    assert receipt == {
+    result = KAI.result_annotations(subject, given, NODE, now=0)
+    assert result == {
         "received-resource-type": "Fraction",
         f"{PREFIX}trainer.gpus.devices": "GPU-c,GPU-a",
     }
-    running = pod({**subject.annotations, **receipt})
+    running = pod({**subject.annotations, **result})
     assert given_to(taken(KAI, running)) == given_to(given)
     assert taken(KAI, pod({**running.annotations, DIALECT: "kai"})) is None
-    plain = KAI.receipt(pod({"gpu-fraction": "0.5"}), given, NODE, now=0)
+    plain = KAI.result_annotations(pod({"gpu-fraction": "0.5"}), given, NODE, now=0)
     assert plain == {"received-resource-type": "Fraction"}
 
 

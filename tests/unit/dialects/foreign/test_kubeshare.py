@@ -178,7 +178,7 @@ def test_nothing_but_zeros_is_a_pod_without_a_gpu(text: str) -> None:
 
 def test_nothing_is_written_that_would_be_a_wish_in_a_copy() -> None:
     given = booking(main=[PlacedDevice("GPU-a", GI)])
-    assert V1.receipt(first(), given, NODE, now=0) == {}
+    assert V1.result_annotations(first(), given, NODE, now=0) == {}
 
 
 def test_a_running_pod_is_told_and_its_variable_is_not_believed() -> None:
@@ -275,11 +275,11 @@ def served(annotations: dict[str, str], labels: dict[str, str]) -> ForeignPod:
     return replace(pod(annotations, labels, node="node-1"), scheduler="kubeshare-scheduler")
 
 
-def test_the_receipt_of_labels_says_what_was_given() -> None:
+def test_the_result_of_labels_says_what_was_given() -> None:
     subject = second(gpu_request="0.5", gpu_limit="1.0", gpu_mem="1073741824")
     given = booking(main=[PlacedDevice("GPU-c", GI, 5000)])
-    receipt = V2.receipt(subject, given, NODE, now=0)
-    assert receipt == {
+    result = V2.result_annotations(subject, given, NODE, now=0)
+    assert result == {
         "sharedgpu/gpu_uuid": "GPU-c",
         "sharedgpu/gpu_mem": "1073741824",
         "sharedgpu/gpu_model": "Tesla-T4",

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from allotment.dialects.foreign.nvidia_claims import (
-    check_parameters,
-    is_nvidias,
-    read_sharing,
-)
+from allotment.dialects.foreign.nvidia_claims import is_nvidias, read_sharing
 from allotment.dialects.own.resource_claims import (
     AllocatedDevice,
     ClaimSharing,
@@ -229,7 +225,7 @@ WRONG = {
 def test_errors_name_the_path(name: str) -> None:
     given, message = WRONG[name]
     with pytest.raises(UsageError) as caught:
-        check_parameters(given)
+        read_sharing([given], is_slice=False)
     assert caught.value.message.startswith(message)
 
 

@@ -129,10 +129,10 @@ RESOURCES = sorted(
 ANNOTATIONS = sorted(
     {
         *hami.ANNOTATIONS,
-        *hami.RECEIPTS,
+        *hami.RESULTS,
         *volcano.ANNOTATIONS,
-        *volcano.RECEIPTS,
-        *volcano.GPUSHARE_RECEIPTS,
+        *volcano.RESULTS,
+        *volcano.GPUSHARE_RESULTS,
         "allotment.dev/compute",
         "allotment.dev/memory",
         "allotment.dev/mode",
@@ -274,7 +274,7 @@ def test_any_record_is_taken_over_or_refused_with_where(subject: ForeignPod) -> 
 
 
 @given(PODS, st.floats(0, 2**33))
-def test_receipts_are_annotations_whatever_the_pod_says(subject: ForeignPod, now: float) -> None:
+def test_results_are_annotations_whatever_the_pod_says(subject: ForeignPod, now: float) -> None:
     booking = PodBooking(
         uid=PodUid("uid"),
         node="node-1",
@@ -289,7 +289,7 @@ def test_receipts_are_annotations_whatever_the_pod_says(subject: ForeignPod, now
         ),
     )
     for dialect in DIALECTS:
-        record = dialect.receipt(subject, booking, NODE, now=now)
+        record = dialect.result_annotations(subject, booking, NODE, now=now)
         assert all(KEY.fullmatch(key) for key in record)
         assert all(isinstance(text, str) for text in record.values())
 

@@ -26,7 +26,7 @@ from allotment.dialects.foreign.tencent import (
     ASSUMED,
     CONTAINER_PREFIX,
     INDEX_PREFIX,
-    RECEIPTS,
+    RESULTS,
     ElasticGpuDialect,
     QgpuDialect,
     TencentDialect,
@@ -176,7 +176,7 @@ def test_limits_and_requests_that_differ_are_refused() -> None:
         translated(subject)
 
 
-def test_the_receipt_is_by_the_place_of_a_regular_container() -> None:
+def test_the_result_is_by_the_place_of_a_regular_container() -> None:
     subject = pod(
         container("warm", kind=ContainerKind.INIT, core=10, memory=4),
         container("web"),
@@ -186,7 +186,7 @@ def test_the_receipt_is_by_the_place_of_a_regular_container() -> None:
         warm=[PlacedDevice("GPU-a", GI)],
         train=[PlacedDevice("GPU-c", 15 * GI, WHOLE), PlacedDevice("GPU-a", 15 * GI, WHOLE)],
     )
-    assert TencentDialect().receipt(subject, given, NODE, now=12.25) == {
+    assert TencentDialect().result_annotations(subject, given, NODE, now=12.25) == {
         "tencent.com/predicate-gpu-idx-1": "7,0",
         "tencent.com/predicate-node": "node-1",
         "tencent.com/predicate-time": "12250000000",
@@ -194,16 +194,16 @@ def test_the_receipt_is_by_the_place_of_a_regular_container() -> None:
     }
 
 
-def test_a_receipt_reads_back_as_what_was_given() -> None:
+def test_a_result_reads_back_as_what_was_given() -> None:
     subject = pod(container("web", core=30, memory=8), container("train", core=200))
     given = booking(
         web=[PlacedDevice("GPU-b", 2 * GI, 3000)],
         train=[PlacedDevice("GPU-c", 15 * GI, WHOLE), PlacedDevice("GPU-a", 15 * GI, WHOLE)],
     )
-    receipt = TencentDialect().receipt(subject, given, NODE, now=0)
-    running = pod(*subject.containers, **receipt)
+    result = TencentDialect().result_annotations(subject, given, NODE, now=0)
+    running = pod(*subject.containers, **result)
     assert given_to(taken(TencentDialect(), running)) == given_to(given)
-    ours = pod(*subject.containers, **receipt, **{DIALECT: "tencent"})
+    ours = pod(*subject.containers, **result, **{DIALECT: "tencent"})
     assert taken(TencentDialect(), ours) is None
 
 
@@ -287,10 +287,10 @@ def test_a_policy_that_is_no_word_is_refused() -> None:
         settings_of({"qgpu": {"policy": "fixed"}})
 
 
-def test_qgpu_writes_no_receipt_and_a_running_pod_of_its_is_no_guess() -> None:
+def test_qgpu_writes_no_result_and_a_running_pod_of_its_is_no_guess() -> None:
     subject = pod(container(qcore=30, qmemory=5))
     given = booking(main=[PlacedDevice("GPU-a", 5 * GI, 3000)])
-    assert QgpuDialect().receipt(subject, given, NODE, now=0) == {}
+    assert QgpuDialect().result_annotations(subject, given, NODE, now=0) == {}
     with pytest.raises(UsageError, match="qGPU"):
         taken(QgpuDialect(), subject)
     assert taken(QgpuDialect(), pod(container())) is None
@@ -311,19 +311,19 @@ def test_elastic_gpu_refuses_a_part_without_memory() -> None:
         translated(pod(container(ecore=20)), ElasticGpuDialect())
 
 
-def test_elastic_gpus_receipt_reads_back() -> None:
+def test_elastic_gpus_result_reads_back() -> None:
     subject = pod(container("train", ecore=20, ememory=2048), container("web"))
     given = booking(train=[PlacedDevice("GPU-c", 2 * GI, 2000)])
-    receipt = ElasticGpuDialect().receipt(subject, given, NODE, now=0)
-    assert receipt == {"elasticgpu.io/container-train": "7", "elasticgpu.io/assumed": "true"}
-    running = pod(*subject.containers, **receipt)
+    result = ElasticGpuDialect().result_annotations(subject, given, NODE, now=0)
+    assert result == {"elasticgpu.io/container-train": "7", "elasticgpu.io/assumed": "true"}
+    running = pod(*subject.containers, **result)
     assert given_to(taken(ElasticGpuDialect(), running)) == given_to(given)
 
 
 def test_a_key_that_kubernetes_would_refuse_is_not_written() -> None:
     long = "a" * 54
     given = booking(**{long: [PlacedDevice("GPU-c", GI)]})
-    assert ElasticGpuDialect().receipt(pod(container(long)), given, NODE, now=0) == {}
+    assert ElasticGpuDialect().result_annotations(pod(container(long)), given, NODE, now=0) == {}
 
 
 # ---- any text ------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_any_text_is_taken_over_or_refused(subject: ForeignPod, dialect: Foreign
 def test_every_key_is_documented_and_no_other(root: Path) -> None:
     tencent, qgpu, elastic = TencentDialect(), QgpuDialect(), ElasticGpuDialect()
     read = (*tencent.resources, *tencent.annotations)
-    assert documented(root, "Tencent") == sorted((*read, *RECEIPTS, f"{INDEX_PREFIX}N"))
+    assert documented(root, "Tencent") == sorted((*read, *RESULTS, f"{INDEX_PREFIX}N"))
     assert documented(root, "qGPU") == sorted((*qgpu.resources, *qgpu.annotations))
     written = (ASSUMED, f"{CONTAINER_PREFIX}NAME")
     assert documented(root, "elastic-gpu") == sorted((*elastic.resources, *written))

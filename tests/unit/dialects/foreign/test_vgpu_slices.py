@@ -195,7 +195,7 @@ def test_profiles_are_listed_by_whole_names(name: str) -> None:
 def test_volcanos_record_names_places_in_groups() -> None:
     subject = pod(container(number=2, memory=5120), container("other", number=1, memory=10240))
     its = booking(train=[cut("1g.5gb", 0), cut("1g.5gb", 6)], other=[cut("2g.10gb", 4)])
-    record = volcano().receipt(subject, its, NODE, now=0)["volcano.sh/vgpu-ids-new"]
+    record = volcano().result_annotations(subject, its, NODE, now=0)["volcano.sh/vgpu-ids-new"]
     assert record == (
         "GPU-a[group1-0],NVIDIA,4864,0:GPU-a[group1-6],NVIDIA,4864,0:;"
         "GPU-a[group2-2],NVIDIA,9856,0:"
@@ -206,14 +206,14 @@ def test_without_groups_and_for_profiles_that_are_in_none_it_is_the_gpu() -> Non
     subject = pod(container(number=1, memory=5120))
     for dialect in (volcano(""), volcano()):
         its = booking(train=[cut("3g.20gb", 4)])
-        record = dialect.receipt(subject, its, NODE, now=0)["volcano.sh/vgpu-ids-new"]
+        record = dialect.result_annotations(subject, its, NODE, now=0)["volcano.sh/vgpu-ids-new"]
         assert record.startswith("GPU-a,NVIDIA,")
 
 
 def test_hamis_record_says_where_slices_are() -> None:
     subject = pod(container("web"), container(gpu=2, mem=4000))
     its = booking(train=[cut("1g.5gb", 3), cut("2g.10gb", 0, "GPU-b")])
-    found = hami("").receipt(subject, its, NODE, now=0)
+    found = hami("").result_annotations(subject, its, NODE, now=0)
     assert found["hami.io/vgpu-devices-allocated"] == (";GPU-a,NVIDIA,4864,0:GPU-b,NVIDIA,9856,0:;")
     assert json.loads(found["hami.io/vgpu-mig-allocations"]) == [
         {
@@ -231,7 +231,7 @@ def test_hamis_record_says_where_slices_are() -> None:
             "placement": {"start": 0, "size": 2},
         },
     ]
-    named = hami().receipt(subject, its, NODE, now=0)["hami.io/vgpu-devices-allocated"]
+    named = hami().result_annotations(subject, its, NODE, now=0)["hami.io/vgpu-devices-allocated"]
     assert named == ";GPU-a[0-3],NVIDIA,4864,0:GPU-b[1-0],NVIDIA,9856,0:;"
 
 
@@ -255,7 +255,7 @@ def test_what_hami_is_told_is_taken_over(parts: list[tuple[str, object, int]], t
         devices.append(cut(profile.name, starts[number % len(starts)], uuid))  # type: ignore[attr-defined]
     its = booking(train=devices)
     subject = pod(container(gpu=len(devices), mem=1), hami_mode="mig")
-    record = hami(text).receipt(subject, its, NODE, now=0)
+    record = hami(text).result_annotations(subject, its, NODE, now=0)
     running = replace(subject, annotations={**subject.annotations, **record})
     assert taken(hami(text), running, INVENTORY) == its
 

@@ -138,14 +138,14 @@ def has(name: str, *devices: PlacedDevice, place: int = 0) -> PlacedContainer:
     return PlacedContainer(name=name, devices=devices, place=place)
 
 
-def test_receipt_has_those_that_ask_and_no_end() -> None:
+def test_result_has_those_that_ask_and_no_end() -> None:
     init = replace(container("init"), kind=ContainerKind.INIT)
     given_ = booking(
         replace(has("init", PlacedDevice("GPU-a", MI)), kind=ContainerKind.INIT),
         has("a", PlacedDevice("GPU-b", 2 * MI, 1000), place=2),
         has("b", PlacedDevice("GPU-a", MI, 500), PlacedDevice("GPU-b", MI, 500), place=1),
     )
-    found = VolcanoDialect().receipt(pod(init), given_, NODE, now=1_700_000_000.1)
+    found = VolcanoDialect().result_annotations(pod(init), given_, NODE, now=1_700_000_000.1)
     assert found == {
         "volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,1,5:GPU-b,NVIDIA,1,5:;GPU-b,NVIDIA,2,10:",
         "volcano.sh/vgpu-node": "node-1",
@@ -184,7 +184,7 @@ def test_a_record_counts_memory_in_units_of_the_factor() -> None:
     subject = running("GPU-a,NVIDIA,819,30:", container("main", vgpu_memory=100))
     placed = PlacedDevice("GPU-a", 8190 * MI, 3000)
     assert taken(dialect, subject, INVENTORY) == booking(has("main", placed))
-    record = dialect.receipt(subject, booking(has("main", placed)), NODE, now=0)
+    record = dialect.result_annotations(subject, booking(has("main", placed)), NODE, now=0)
     assert record["volcano.sh/vgpu-ids-new"] == "GPU-a,NVIDIA,819,30:"
 
 
@@ -216,7 +216,7 @@ def test_what_is_written_is_taken_over(parts: list[tuple[list[str], int, int]]) 
         had = (PlacedDevice(uuid, mebibytes * MI, percent * 100) for uuid in uuids)
         placed.append(has(f"c{place}", *had, place=place))
     expected, subject = booking(*placed), pod(*asking)
-    record = VolcanoDialect().receipt(subject, expected, NODE, now=0)
+    record = VolcanoDialect().result_annotations(subject, expected, NODE, now=0)
     written_ = replace(subject, annotations=record)
     assert taken(VolcanoDialect(), written_, INVENTORY) == expected
     ours = replace(subject, annotations={**record, DIALECT: "volcano"})
@@ -265,7 +265,7 @@ def test_gpu_sharing_writes_indexes_and_reads_them() -> None:
         has("a", PlacedDevice("GPU-b", 1 << 30)), has("b", PlacedDevice("GPU-b", MI), place=1)
     )
     dialect = VolcanoGpuShareDialect()
-    record = dialect.receipt(subject, expected, NODE, now=2.5)
+    record = dialect.result_annotations(subject, expected, NODE, now=2.5)
     assert record == {"volcano.sh/gpu-index": "1", "volcano.sh/predicate-time": "2500000000"}
     assert taken(dialect, replace(subject, annotations=record), INVENTORY) == expected
     whole = pod(container(gpu_number=2), gpu_index="0,1")

@@ -67,12 +67,20 @@ def test_all_of_them() -> None:
         )
     )["train"]
     assert its.memory.of(400) == 100
-    wishes = its.constraints
-    assert wishes.models == (ModelRule("A100"), ModelRule("Tesla T4", is_exact=True))
-    assert wishes.not_models == (ModelRule("V100"),)
-    assert (wishes.uuids, wishes.not_uuids) == (("GPU-1", "GPU-2"), ("GPU-3",))
-    assert (wishes.affinity, wishes.anti_affinity, wishes.exclusion) == ("a", "b,c", "d")
-    assert (wishes.is_alone, wishes.same_numa, wishes.needs_nvlink) == (True, True, True)
+    constraints = its.constraints
+    assert constraints.models == (ModelRule("A100"), ModelRule("Tesla T4", is_exact=True))
+    assert constraints.not_models == (ModelRule("V100"),)
+    assert (constraints.uuids, constraints.not_uuids) == (("GPU-1", "GPU-2"), ("GPU-3",))
+    assert (constraints.affinity, constraints.anti_affinity, constraints.exclusion) == (
+        "a",
+        "b,c",
+        "d",
+    )
+    assert (constraints.is_alone, constraints.same_numa, constraints.needs_nvlink) == (
+        True,
+        True,
+        True,
+    )
     assert its.preferences.node_policies == ("spread", "binpack")
     assert its.preferences.device_policies == ("fragmentation",)
     assert its.preferences.weights == DeviceWeights(shares=1, compute=0, memory=3)

@@ -40,8 +40,8 @@ def test_a_chain_goes_on_where_one_policy_holds_nodes_for_equal() -> None:
 def test_a_pod_may_have_policies_of_its_own() -> None:
     cluster = binpack(inventory("a", 10, 10), inventory("b", 10, 10))
     booked(cluster, need("one"), "a")
-    wishes = Preferences(node_policies=("spread",), device_policies=("spread",))
-    spread = need("two", preferences=wishes)
+    preferences = Preferences(node_policies=("spread",), device_policies=("spread",))
+    spread = need("two", preferences=preferences)
     assert cluster.rank(spread).best == ["b", "a"]
     assert uuids(cluster.place(spread, "a")) == ["a-1"]
     assert uuids(cluster.place(need("two"), "a")) == ["a-0"]
@@ -62,8 +62,8 @@ def test_weights_say_what_counts_among_devices() -> None:
     ):
         pod = need("x", 1, preferences=Preferences(weights=weights))
         assert uuids(cluster.place(pod, "a")) == [device]
-        wishes = Preferences(device_policies=("spread",), weights=weights)
-        assert uuids(cluster.place(need("x", 1, preferences=wishes), "a")) != [device]
+        preferences = Preferences(device_policies=("spread",), weights=weights)
+        assert uuids(cluster.place(need("x", 1, preferences=preferences), "a")) != [device]
 
 
 def test_devices_of_one_numa_node_are_preferred_where_that_is_wished() -> None:

@@ -53,12 +53,14 @@ def pod(request: Request, *, cpu: int = 0, memory: int = 0) -> PodNeed:
     )
 
 
-def some(memory: str = "1Gi", *, count: int = 1, compute: int = 0, **wishes: object) -> Request:
+def some(
+    memory: str = "1Gi", *, count: int = 1, compute: int = 0, **constraints: object
+) -> Request:
     return Request(
         parse_memory(memory),
         count=count,
         compute=Compute(compute),
-        constraints=Constraints(**wishes),  # type: ignore[arg-type]
+        constraints=Constraints(**constraints),  # type: ignore[arg-type]
     )
 
 

@@ -31,7 +31,6 @@ from allotment.scheduler.admission.manifests import (
     Installation,
     admission_objects,
     as_yaml,
-    placement_objects,
     record_condition,
     scheduler_variables,
 )
@@ -84,8 +83,8 @@ PODS = st.builds(
 @given(PODS)
 def test_what_a_dialect_has_to_translate_is_asked_about(subject: ForeignPod) -> None:
     for dialect in DIALECTS:
-        stays = isinstance(dialect, NvidiaForeign) and dialect.stays(subject)
-        if dialect.recognises(subject) and not stays:
+        kept = isinstance(dialect, NvidiaForeign) and dialect.keeps_resources(subject)
+        if dialect.recognises(subject) and not kept:
             assert ALL.match(subject), dialect.name
             assert keys_of(dialect).match(subject), dialect.name
 
@@ -130,10 +129,10 @@ def test_the_examples_of_all_systems_are_asked_about(root: Path) -> None:
             if document["kind"] != "Pod":
                 continue
             subject = read_pod(json.dumps(document).encode(), namespace="team").pod
-            stays = [each.stays(subject) for each in DIALECTS]
+            kept = [each.keeps_resources(subject) for each in DIALECTS]
             known = [
                 each.name
-                for each, is_left in zip(DIALECTS, stays, strict=True)
+                for each, is_left in zip(DIALECTS, kept, strict=True)
                 if each.recognises(subject) and not is_left
             ]
             assert ALL.match(subject) or not known, (path.name, known)
@@ -163,7 +162,18 @@ def test_keys_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("file", "generated"),
-    [("scheduler.yaml", admission_objects(ALL)), ("agent.yaml", placement_objects())],
+    [
+        ("scheduler.yaml", admission_objects(ALL)),
+        (
+            "agent.yaml",
+            (
+                each
+                for each in admission_objects(ALL)
+                if each.document["metadata"]["name"]
+                in {"allotment-placements", "allotment-bindings"}
+            ),
+        ),
+    ],
 )
 def test_the_manifests_end_with_what_is_generated(
     root: Path, file: str, generated: Iterator[Explained]
@@ -284,14 +294,14 @@ def test_the_scheduler_may_write_what_each_system_s_tools_read(root: Path) -> No
                 continue
             parts = {each.name: [PlacedDevice("GPU-a", GI, 3000)] for each in subject.containers}
             for dialect in DIALECTS:
-                if not dialect.recognises(subject) or dialect.stays(subject):
+                if not dialect.recognises(subject) or dialect.keeps_resources(subject):
                     continue
-                receipt = dialect.receipt(subject, booking(**parts), NODE, now=1.5)
-                unknown = [key for key in receipt if not matcher(dialect.receipts)(key)]
+                result = dialect.result_annotations(subject, booking(**parts), NODE, now=1.5)
+                unknown = [key for key in result if not matcher(dialect.result_keys)(key)]
                 assert not unknown, (dialect.name, unknown)
-                written |= {dialect.name} if receipt else set()
-    assert written == {dialect.name for dialect in DIALECTS if dialect.receipts}
-    for key in ALL.receipts:
+                written |= {dialect.name} if result else set()
+    assert written == {dialect.name for dialect in DIALECTS if dialect.result_keys}
+    for key in ALL.result_keys:
         assert f"'{key.strip('*')}'" in scheduler_variables(ALL)["foreign"], key
 
 

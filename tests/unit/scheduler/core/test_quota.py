@@ -210,6 +210,9 @@ def test_need_have_and_hard_are_told() -> None:
     assert rejection.hint == (
         "request less, wait until pods of the namespace end, or raise ResourceQuota team/gpus"
     )
+    by_a_byte = quotas.check(need(request(4 * GI + 1)))
+    assert by_a_byte is not None
+    assert "need 4294967297B of GPU memory, have 4294967296B of 40Gi" in by_a_byte.text
     assert quotas.check(need(request(4 * GI))) is None
     assert quotas.check(need(request(8 * GI, count=2), namespace="other")) is None
 

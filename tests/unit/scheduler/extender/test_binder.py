@@ -226,7 +226,7 @@ def test_who_leads_no_more_when_it_comes_to_asking_does_not_ask(bindery: Bindery
         await asyncio.sleep(0)
         return {}
 
-    scene.binder._receipt = slow  # noqa: SLF001 - as the constructor takes it
+    scene.binder._results = slow  # noqa: SLF001 - as the constructor takes it
     assert "another replica" in asyncio.run(scene.bind())
     assert not bindery.asked
     assert scene.state is ReservationState.SEEN
@@ -417,12 +417,12 @@ def test_a_binding_that_broke_is_found_out_or_taken_up_again(bindery: Bindery) -
         raise RuntimeError(f"{need} {booking}")
 
     async def test() -> None:
-        kept = scene.binder._receipt  # noqa: SLF001 - as the constructor takes it
-        scene.binder._receipt = broken  # noqa: SLF001
+        kept = scene.binder._results  # noqa: SLF001 - as the constructor takes it
+        scene.binder._results = broken  # noqa: SLF001
         with pytest.raises(RuntimeError):
             await scene.bind()
         assert scene.state is ReservationState.UNKNOWN
-        scene.binder._receipt = kept  # noqa: SLF001
+        scene.binder._results = kept  # noqa: SLF001
         # What it may have asked for is not over because the next request is refused.
         bindery.answers.append(DeniedError("no", status=403))
         assert await scene.bind() == ""

@@ -60,15 +60,15 @@ def created(document: Json) -> Json:
 
 
 def bound(document: Json) -> Json:
-    """The same after it was bound: with a placement and its system's receipt."""
+    """The same after it was bound: with a placement and its system's result."""
     subject = read_pod(json.dumps(document).encode(), namespace="team").pod
     given = booking(**{
         each.name: DEVICES[: each.request.count] for each in wanted_of(subject)
     })  # fmt: skip
     dialect = DIALECTS[document["metadata"]["annotations"][DIALECT]]
-    receipt = dialect.receipt(subject, given, NODE, now=0)
+    result = dialect.result_annotations(subject, given, NODE, now=0)
     found = copy.deepcopy(document)
-    found["metadata"]["annotations"] |= {**receipt, PLACEMENT: "{}"}
+    found["metadata"]["annotations"] |= {**result, PLACEMENT: "{}"}
     found["spec"]["nodeName"] = "node-1"
     return found
 

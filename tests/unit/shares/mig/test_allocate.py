@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allotment.model.errors import UsageError
+from allotment.model.errors import NotInModeError
 from allotment.model.modes import MIG
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
@@ -43,7 +43,7 @@ SHARE = Share(
 )
 def test_what_mig_cannot_give_makes_nothing(tmp_path: Path, request_: Request) -> None:
     folder = StateFolder(tmp_path / "state")
-    with pytest.raises(UsageError, match="mode mig"):
+    with pytest.raises(NotInModeError):
         lifecycle.create(folder, ShareOrder(request_, Injection.ENVIRONMENT), ())
     assert not folder.root.exists()
 
