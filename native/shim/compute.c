@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "reason.h"
 
@@ -78,6 +79,17 @@ compute_state *compute_state_open(process *own) {
   process_unlock(&own->compute_lock);
   errno = error;
   return made;
+}
+
+#define RESUME_STEP_NS 10000000L
+
+void compute_await_resume(process *own, int device) {
+  compute_state *all = device < 0 ? NULL : compute_state_of(own);
+  const compute_device *at = all == NULL ? NULL : &all->devices[device];
+  if (at == NULL || at->has_turns == 0 || at->leases.contract == NULL) return;
+  while (compute_is_suspended(at)) {
+    nanosleep(&(struct timespec){.tv_nsec = RESUME_STEP_NS}, NULL);
+  }
 }
 
 static bool take_place(process *own, void *context) {

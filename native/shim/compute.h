@@ -119,7 +119,17 @@ static inline bool compute_is_governed(const compute_device *at) {
   return __atomic_load_n(&at->leases.contract->governed, __ATOMIC_RELAXED) != 0;
 }
 
-// The same of any device: what a launch pays when there are no turns. NULL: let it through.
+// Is the share suspended? Only where turns could be opened.
+static inline bool compute_is_suspended(const compute_device *at) {
+  const uint64_t *terms = &at->leases.contract->seats[at->leases.seat].terms;
+  return (__atomic_load_n(terms, __ATOMIC_RELAXED) & ALLOT_TERMS_SUSPENDED) != 0;
+}
+
+// A suspended share's memory on the device is promised to others: waits until it is resumed.
+void compute_await_resume(process *own, int device);
+
+// Does anybody on any device ask for compute? It is what a launch pays when there are no turns.
+// NULL: let it through.
 static inline compute_state *compute_governed(void) {
   process *own = process_known();
   if (own == NULL) return NULL;

@@ -103,9 +103,9 @@ CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   reservation needed = {.own = at.own, .device = at.device};
   CUresult result;
   do {
-    process_lock(&at.own->context_lock);
+    process_lock(&at.own->limit_lock);
     result = set_memory_limit(&at, limit, value, &needed);
-    process_unlock(&at.own->context_lock);
+    process_unlock(&at.own->limit_lock);
   } while (reservation_goes_on(&needed));
   reservation_end(&needed);
   return result;

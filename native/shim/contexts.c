@@ -176,6 +176,7 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
     CUresult result = creation_of(&made, device);                                    \
     if (result != CUDA_SUCCESS) return result;                                       \
     pthread_mutex_t *lock = &made.at.own->context_lock;                              \
+    compute_await_resume(made.at.own, made.at.device);                               \
     do {                                                                             \
       process_lock(lock);                                                            \
       result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), context) \
@@ -283,8 +284,8 @@ CUDA_WRAPPER(cuCtxDetach, (CUcontext context)) {
 
 // ---- primary contexts ----
 //
-// The driver is asked whether a primary context is active, instead of counting references: it knows
-// of all who retain one.
+// Whether a primary context is there the driver is asked, not the number of those who retain it: it
+// knows of all of them. Their number says which release is the last, as far as is known here.
 
 static bool is_active(CUdevice ordinal) {
   unsigned flags;
@@ -296,6 +297,7 @@ static bool is_active(CUdevice ordinal) {
 static void forget_primary(process *own, CUdevice ordinal) {
   CUcontext context = own->primaries[ordinal];
   own->primaries[ordinal] = NULL;
+  own->retained[ordinal] = 0;
   if (context == NULL) return;
   give_back_context(own, context);
   int device = process_device(own, ordinal);
@@ -306,63 +308,54 @@ static bool is_ordinal(CUdevice ordinal) {
   return ordinal >= 0 && ordinal < MAX_ORDINALS;
 }
 
-// Runs a call that may bring the primary context to life. `context` is what that call fills in, or
-// NULL when it does not tell.
-typedef CUresult primary_call(CUdevice ordinal, void *arguments);
-
-static CUresult with_primary_locked(process *own, creation *made, CUdevice ordinal,
-                                    primary_call *call, void *arguments, CUcontext *context) {
-  if (!is_ordinal(ordinal)) return call(ordinal, arguments);
-  bool active = is_active(ordinal);
-  if (active && own->primaries[ordinal] != NULL) return call(ordinal, arguments);
-  if (!active) forget_primary(own, ordinal);
+static CUresult bring_to_life(process *own, creation *made, CUdevice ordinal, CUcontext *context) {
+  if (!is_active(ordinal)) forget_primary(own, ordinal);
   if (made->at.own == NULL) {
     CUresult refusal = creation_of(made, ordinal);
     if (refusal != CUDA_SUCCESS) return refusal;
   }
   if (!creation_begin(made)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = reservation_called(&made->needed, call(ordinal, arguments));
-  if (result != CUDA_SUCCESS) return result;
-  CUcontext primary = context != NULL ? *context : NULL;
-  if (primary == NULL &&
-      DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
-    DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
-  }
-  if (!creation_keep(made, primary)) {
+  CUresult result = DRIVER(REAL(cuDevicePrimaryCtxRetain)(context, ordinal));
+  if (reservation_called(&made->needed, result) != CUDA_SUCCESS) return result;
+  if (!creation_keep(made, *context)) {
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  own->primaries[ordinal] = primary;
+  own->primaries[ordinal] = *context;
   return CUDA_SUCCESS;
 }
 
-static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call, void *arguments,
-                             CUcontext *context) {
+static CUresult retain_locked(process *own, creation *made, CUdevice ordinal, CUcontext *context) {
+  if (!is_ordinal(ordinal)) return DRIVER(REAL(cuDevicePrimaryCtxRetain)(context, ordinal));
+  bool is_known = own->primaries[ordinal] != NULL && is_active(ordinal);
+  CUresult result = is_known ? DRIVER(REAL(cuDevicePrimaryCtxRetain)(context, ordinal))
+                             : bring_to_life(own, made, ordinal, context);
+  if (result == CUDA_SUCCESS) own->retained[ordinal]++;
+  return result;
+}
+
+static CUcontext known_primary(const process *own, CUdevice ordinal) {
+  return is_ordinal(ordinal) ? own->primaries[ordinal] : NULL;
+}
+
+static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
   UNCANCELLED;
   creation made = {.is_estimate = false};
   CUresult result;
+  if (known_primary(own, ordinal) == NULL) compute_await_resume(own, process_device(own, ordinal));
   do {
     process_lock(&own->context_lock);
-    result = with_primary_locked(own, &made, ordinal, call, arguments, context);
+    result = retain_locked(own, &made, ordinal, context);
     process_unlock(&own->context_lock);
   } while (reservation_goes_on(&made.needed));
   reservation_end(&made.needed);
   return result;
 }
 
-static CUresult retain_primary(CUdevice ordinal, void *arguments) {
-  return DRIVER(REAL(cuDevicePrimaryCtxRetain)(arguments, ordinal));
-}
-
 CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
-  if (!governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
+  if (context == NULL || !governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
-  if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  return with_primary(own, device, retain_primary, context, context);
-}
-
-static CUcontext known_primary(const process *own, CUdevice ordinal) {
-  return is_ordinal(ordinal) ? own->primaries[ordinal] : NULL;
+  return own == NULL ? CUDA_ERROR_SYSTEM_NOT_READY : retain(own, device, context);
 }
 
 static CUresult primary_released(process *own, CUdevice ordinal, CUresult result, bool is_reset) {
@@ -371,6 +364,7 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   // The primary context that was reset is another one under the same handle.
   bool is_empty = is_known && (is_gone || is_reset);
   compute_resume(own, is_empty ? own->primaries[ordinal] : NULL);
+  if (is_known && !is_reset && own->retained[ordinal] > 0) own->retained[ordinal]--;
   if (is_gone) {
     forget_primary(own, ordinal);
   } else if (is_empty) {
@@ -379,19 +373,20 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   return result;
 }
 
-static void drain_primary(CUdevice ordinal) {
-  process *own = process_attach();
-  if (own == NULL) return;
+// Before the call that ends it: a reset, or the last of the releases that are known of.
+static void drain_primary(process *own, CUdevice ordinal, bool is_reset) {
   process_lock(&own->context_lock);
   CUcontext primary = known_primary(own, ordinal);
+  bool ends = primary != NULL && (is_reset || own->retained[ordinal] <= 1);
   process_unlock(&own->context_lock);
-  drain(primary);
+  if (ends) drain(primary);
 }
 
 #define RELEASE_PRIMARY(device, call, is_reset)                              \
   do {                                                                       \
     process *own = process_attach();                                         \
     if (own == NULL) return DRIVER(call);                                    \
+    drain_primary(own, device, is_reset);                                    \
     process_lock(&own->context_lock);                                        \
     compute_pause(own, known_primary(own, device));                          \
     CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
@@ -399,58 +394,77 @@ static void drain_primary(CUdevice ordinal) {
     return result;                                                           \
   } while (0)
 
+static CUresult release(CUdevice device) {
+  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxRelease_v2)(device), false);
+}
+
 CUDA_WRAPPER(cuDevicePrimaryCtxRelease, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxRelease)(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxRelease)(device), false);
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
-  if (!governed()) return REAL(cuDevicePrimaryCtxRelease_v2)(device);
-  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxRelease_v2)(device), false);
+  return governed() ? release(device) : REAL(cuDevicePrimaryCtxRelease_v2)(device);
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset)(device);
-  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset)(device), true);
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   if (!governed()) return REAL(cuDevicePrimaryCtxReset_v2)(device);
-  drain_primary(device);
   RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset_v2)(device), true);
 }
 
-// ---- green contexts: parts of the primary context, which they keep alive ----
+// ---- green contexts: parts of the primary context, which they retain ----
 
-typedef struct green_arguments {
-  CUgreenCtx *context;
-  CUdevResourceDesc description;
-  unsigned flags;
-} green_arguments;
-
-static CUresult create_green(CUdevice ordinal, void *arguments) {
-  green_arguments *green = arguments;
-  return DRIVER(REAL(cuGreenCtxCreate)(green->context, green->description, ordinal, green->flags));
-}
-
+// The primary context is there, and charged, before its part is made.
 CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description,
                                 CUdevice device, unsigned int flags)) {
   if (!governed()) return REAL(cuGreenCtxCreate)(context, description, device, flags);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  green_arguments arguments = {context, description, flags};
-  return with_primary(own, device, create_green, &arguments, NULL);
+  UNCANCELLED;
+  CUcontext primary;
+  CUresult result = retain(own, device, &primary);
+  if (result != CUDA_SUCCESS) return result;
+  process_lock(&own->context_lock);
+  result = DRIVER(REAL(cuGreenCtxCreate)(context, description, device, flags));
+  if (result == CUDA_SUCCESS) own->retained[device]++;
+  process_unlock(&own->context_lock);
+  release(device);
+  return result;
+}
+
+// Waits for the work of the part, and of the whole if that ends with it.
+static CUdevice drain_green(process *own, CUgreenCtx green) {
+  UNCANCELLED;
+  CUcontext part;
+  CUdevice ordinal = -1;
+  if (DRIVER(USED(cuCtxFromGreenCtx)(&part, green)) != CUDA_SUCCESS ||
+      DRIVER(USED(cuCtxPushCurrent_v2)(part)) != CUDA_SUCCESS) {
+    return ordinal;
+  }
+  if (DRIVER(USED(cuCtxGetDevice)(&ordinal)) != CUDA_SUCCESS) ordinal = -1;
+  DRIVER(REAL(cuCtxSynchronize)());
+  DRIVER(USED(cuCtxPopCurrent_v2)(&part));
+  drain_primary(own, ordinal, false);
+  return ordinal;
 }
 
 CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
   if (!governed()) return REAL(cuGreenCtxDestroy)(context);
   process *own = process_attach();
   if (own == NULL) return DRIVER(REAL(cuGreenCtxDestroy)(context));
+  CUdevice part_of = drain_green(own, context);
   process_lock(&own->context_lock);
   compute_pause(own, NULL);
   CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
   compute_resume(own, NULL);
+  if (result == CUDA_SUCCESS && is_ordinal(part_of) && own->retained[part_of] > 0) {
+    own->retained[part_of]--;
+  }
   for (CUdevice ordinal = 0; result == CUDA_SUCCESS && ordinal < MAX_ORDINALS; ordinal++) {
     if (own->primaries[ordinal] != NULL && !is_active(ordinal)) forget_primary(own, ordinal);
   }

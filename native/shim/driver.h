@@ -60,6 +60,7 @@ static inline bool governed(void) {
 // The driver's functions that the shim uses without owning them.
 // clang-format off
 #define DRIVER_FUNCTIONS(X) \
+  X(cuCtxFromGreenCtx) \
   X(cuCtxGetApiVersion) \
   X(cuCtxGetCurrent) \
   X(cuCtxGetDevice) \

@@ -24,5 +24,6 @@ CU_ENTRY(cuCtxDetach, (CUcontext ctx));
 CU_ENTRY(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device,
                             unsigned int flags));
 CU_ENTRY(cuGreenCtxDestroy, (CUgreenCtx context));
+CU_ENTRY(cuCtxFromGreenCtx, (CUcontext * context, CUgreenCtx part));
 
 #endif

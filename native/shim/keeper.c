@@ -138,11 +138,6 @@ static void correct_dry(compute_device *at, uint64_t begun_ns, uint64_t now) {
   if (earlier_ns > SHORTER_NS) admission_wake(at);
 }
 
-static bool is_suspended(const compute_device *at) {
-  uint64_t terms = load(at->leases.contract->seats[at->leases.seat].terms);
-  return (terms & ALLOT_TERMS_SUSPENDED) != 0;
-}
-
 // Since when its work runs: what is charged should the process die. Of a queue that waits nothing
 // has begun.
 static uint64_t running_since(const compute_device *at, bool is_busy) {
@@ -179,7 +174,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
     allot_lease lease;  // it is for another process of the share: or it would end each sleep
     allot_lease_look(&at->leases, now, &lease);
   }
-  bool evict = at->is_held == 0 && queued == 0 && is_suspended(at) &&
+  bool evict = at->is_held == 0 && queued == 0 && compute_is_suspended(at) &&
                residency_active(at->all->own, at->device);
   bool busy = queued != 0, held = at->is_held != 0, alone = at->is_alone != 0;
   pthread_mutex_unlock(&at->lease_lock);

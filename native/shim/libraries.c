@@ -302,8 +302,32 @@ static bool is_own_namespace(const struct link_map *map) {
   return map == _r_debug.r_map;
 }
 
+static bool has_namespaces;
+
 void libraries_adopt_namespace(void *handle) {
+  __atomic_store_n(&has_namespaces, true, __ATOMIC_RELEASE);
   adopt_map(handle);
+}
+
+static bool has_copy(const struct link_map *map, int library) {
+  while (map->l_prev != NULL) map = map->l_prev;
+  for (; map != NULL; map = map->l_next) {
+    elf_object object;
+    if (elf_read(&object, map->l_addr, map->l_ld) && library_of(&object) == library) return true;
+  }
+  return false;
+}
+
+SHIM_EARLY void libraries_load_beside(const void *caller) {
+  if (LIKELY(!__atomic_load_n(&has_namespaces, __ATOMIC_ACQUIRE))) return;
+  struct link_map *map = libraries_map_of(caller);
+  Lmid_t space;
+  if (map == NULL || is_own_namespace(map) || dlinfo(map, RTLD_DI_LMID, &space) != 0) return;
+  for (int library = 0; library < LIBRARY_COUNT; library++) {
+    if (has_copy(map, library)) continue;
+    if (loader_real()->dlmopen(space, names[library], RTLD_LAZY | RTLD_LOCAL) == NULL) dlerror();
+  }
+  adopt_map(map);
 }
 
 void libraries_adopt_namespace_of(const void *caller) {

@@ -28,6 +28,9 @@ void *libraries_symbol(int library, const char *name);
 // shim. `handle` is of an object there.
 void libraries_adopt_namespace(void *handle);
 void libraries_adopt_namespace_of(const void *caller);
+// What an object of such a namespace opens may bring a copy along, and is bound to it at once: the
+// copies are opened and led before.
+void libraries_load_beside(const void *caller);
 // True: the address lies in a copy of the driver that was not known, and is taken in now.
 bool libraries_adopt_address(const void *address);
 

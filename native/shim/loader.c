@@ -143,6 +143,7 @@ SHIM_EARLY choice shim_choose_dlopen(const char *file, uintptr_t flags, void *un
                                      const void *caller) {
   loader_prepare();
   prepare_drivers(file, flags & UINT32_MAX);
+  if (file != NULL && (flags & RTLD_NOLOAD) == 0) libraries_load_beside(caller);
   return (choice){.jump = (void *)real.dlopen};
 }
 

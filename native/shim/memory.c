@@ -72,15 +72,8 @@ void record_displaced(process *own, const record *stale) {
   }
 }
 
-void leaving_begin(process *own, const record *gone) {
-  record leaving = *gone;
-  leaving.space = SPACE_LEAVING;
-  records_keep(&own->records, &leaving);
-}
-
-void leaving_end(process *own, const record *gone) {
-  record left;
-  records_take(&own->records, SPACE_LEAVING, gone->key, &left);
+uint32_t piece_number(process *own) {
+  return __atomic_add_fetch(&own->piece_serial, 1, __ATOMIC_RELAXED);
 }
 
 // ---- allocating ----
@@ -124,7 +117,8 @@ CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) 
   return reserve(request) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// False: the driver has taken more than was reserved, or there is no memory for the record.
+// False: the driver has taken more than was reserved, or there is no memory for the record. It is
+// freed again then.
 static bool keep(plain_request *request, CUdeviceptr pointer) {
   process *own = request->at.own;
   record added = {
@@ -134,16 +128,21 @@ static bool keep(plain_request *request, CUdeviceptr pointer) {
       .owner = (uint64_t)(uintptr_t)request->at.context,
       .device = (int16_t)request->at.device,
       .bytes = request->small ? round_up(request->bytes, SMALL_UNIT) : request->reserved};
+  if (request->small) added.count = piece_number(own);
   if (request->managed != MANAGED_NOT) {
     added.count = managed_mark(request->managed, request->reserved, request->bytes);
   }
   record displaced;
   bool was_displaced;
-  if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
+  if (!records_put(&own->records, &added, &displaced, &was_displaced)) {
+    DRIVER(REAL(cuMemFree_v2)(pointer));
+    return false;
+  }
+  // The block is entered before what was displaced leaves it.
+  uint64_t charged = request->small ? small_enter(&request->at, pointer) : 0;
   if (was_displaced) record_displaced(own, &displaced);
   if (request->managed != MANAGED_NOT) residency_added(own, added.device, added.bytes);
   if (!request->small) return true;
-  uint64_t charged = small_enter(&request->at, pointer);
   if (charged <= request->reserved) {
     charge_release(own, request->at.device, request->reserved - charged);
     return true;
@@ -159,10 +158,7 @@ static bool keep(plain_request *request, CUdeviceptr pointer) {
 CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer) {
   if (request->at.context == NULL) return result;
   process *own = request->at.own;
-  if (result == CUDA_SUCCESS && !keep(request, pointer)) {
-    if (!request->small) DRIVER(REAL(cuMemFree_v2)(pointer));
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  if (result == CUDA_SUCCESS && !keep(request, pointer)) result = CUDA_ERROR_OUT_OF_MEMORY;
   if (result != CUDA_SUCCESS) charge_release(own, request->at.device, request->reserved);
   if (request->small) process_unlock(&own->small_lock);
   return result;
@@ -321,9 +317,16 @@ bool plain_exported(process *own, uint64_t address) {
 
 // ---- freeing ----
 
-// The record goes first: as soon as the driver has freed it, another thread may be given the
-// address. What is not known (imported, mapped from elsewhere, freed twice) is the driver's
-// business alone.
+// A piece of a block is there until the driver has freed it. Should another thread have been given
+// its address by then, that thread has given it back.
+static CUresult small_freed(process *own, const record *gone, CUresult result) {
+  if (result == CUDA_SUCCESS && records_take_same(&own->records, gone)) small_leave(own, gone->key);
+  return result;
+}
+
+// The record of what has its own granules goes first: as soon as the driver has freed it, another
+// thread may be given the address. What is not known (imported, mapped from elsewhere, freed twice)
+// is the driver's business alone.
 #define FREE(pointer, call)                                                               \
   do {                                                                                    \
     UNCANCELLED;                                                                          \
@@ -333,14 +336,14 @@ bool plain_exported(process *own, uint64_t address) {
       return DRIVER(call);                                                                \
     }                                                                                     \
     if (gone.kind == KIND_POOLED) return pools_free(own, &gone);                          \
+    if (gone.kind == KIND_SMALL) return small_freed(own, &gone, DRIVER(call));            \
     if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) return DRIVER(call); \
-    if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                               \
     CUresult result = DRIVER(call);                                                       \
-    if (result != CUDA_SUCCESS) {                                                         \
+    if (result == CUDA_SUCCESS) {                                                         \
+      record_displaced(own, &gone);                                                       \
+    } else {                                                                              \
       records_keep(&own->records, &gone);                                                 \
     }                                                                                     \
-    if (gone.kind == KIND_SMALL) leaving_end(own, &gone);                                 \
-    if (result == CUDA_SUCCESS) record_displaced(own, &gone);                             \
     return result;                                                                        \
   } while (0)
 

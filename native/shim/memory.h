@@ -31,9 +31,9 @@ bool plain_exported(process *own, uint64_t address);
 uint64_t small_enter(const target *at, uint64_t pointer);
 // A small allocation is gone: the last one of a block gives the block back.
 void small_leave(process *own, uint64_t pointer);
-// A small allocation or a piece of a pool counts as being there until the driver has freed it.
-void leaving_begin(process *own, const record *gone);
-void leaving_end(process *own, const record *gone);
+// Numbers a small allocation or a piece of a pool, whose record stays until the driver has freed
+// it: by then another one may have the address.
+uint32_t piece_number(process *own);
 // A record was found at an address that the driver has just given out again.
 void record_displaced(process *own, const record *stale);
 

@@ -138,7 +138,8 @@ static void keep_variable(void *context, const char *name, size_t length, uint64
   if (actual != 0) bytes = actual;
   bool is_small = bytes < SMALL_LIMIT;
   record known;
-  if (records_find(&own->records, SPACE_POINTER, address, &known)) return;  // named twice
+  bool is_known = records_find(&own->records, SPACE_POINTER, address, &known);
+  if (is_known && known.count == 0) return;  // named twice; what has a number is being freed
   record variable = {.space = SPACE_POINTER,
                      .kind = is_small ? KIND_SMALL : KIND_PLAIN,
                      .key = address,

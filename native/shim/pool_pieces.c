@@ -125,6 +125,7 @@ static bool keep_pooled(const pool_request *request, CUdeviceptr pointer) {
                   .key = pointer,
                   .bytes = request->bytes,
                   .owner = pool_id(own, request->pool),
+                  .count = piece_number(own),
                   .device = request->pool->device};
   record displaced;
   bool was_displaced;
@@ -313,31 +314,17 @@ static CUresult free_now(CUdeviceptr pointer, CUstream unused) {
   return REAL(cuMemFree_v2)(pointer);
 }
 
-// The record goes first: as soon as the driver has freed the piece, another thread may be given the
-// address. Its place is no gap before.
+// Its place is no gap before the driver has freed it. Another thread may have been given the
+// address by then, and has let the piece go.
 static CUresult free_piece(process *own, const record *known, CUstream stream, free_call *call) {
   pool_state *pool = &own->pools[known->owner - 1];
-  pthread_mutex_t *lock = &own->devices[pool->device].pool_lock;
-  record gone;
-  process_lock(lock);
-  CUmemoryPool handle = pool->handle;
-  bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
-  if (taken) {
-    leaving_begin(own, &gone);
-    let_go(pool, gone.bytes);
-  }
-  process_unlock(lock);
+  pthread_mutex_t *lock = &own->devices[known->device].pool_lock;
+  CUmemoryPool handle = __atomic_load_n(&pool->handle, __ATOMIC_RELAXED);
   CUresult result = DRIVER(call(known->key, stream));
-  if (!taken) return result;
+  if (result != CUDA_SUCCESS) return result;
   process_lock(lock);
-  if (result != CUDA_SUCCESS) {
-    records_keep(&own->records, &gone);
-    pool->held += gone.bytes;
-  }
-  leaving_end(own, &gone);
-  if (result == CUDA_SUCCESS && pool_is(pool, handle)) {
-    piece_gone(own, &gone, call == free_now ? 0 : stream_identity(stream));
-  }
+  if (records_take_same(&own->records, known)) let_go(pool, known->bytes);
+  if (pool_is(pool, handle)) piece_gone(own, known, call == free_now ? 0 : stream_identity(stream));
   process_unlock(lock);
   return result;
 }

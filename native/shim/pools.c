@@ -142,18 +142,13 @@ CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64
 }
 
 bool pool_settle(process *own, pool_state *pool, uint64_t ended) {
-  uint64_t reserved = pool->reserve.charged + ended, used;
+  uint64_t reserved = pool->reserve.charged + ended;
   CUresult result = pool_read(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
   bool is_gone = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
   if (is_gone) reserved = 0;
   // Whatever the driver counts as reserved, what the program holds is taken.
   if (!is_gone && reserved < pool->held) reserved = pool->held;
   growing_settle(own, pool->device, &pool->reserve, reserved, ended);
-  if (pool->may_shrink == 0) return !is_gone;
-  bool is_full =
-      reserved == 0 || (pool_read(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS &&
-                        used == reserved);
-  if (is_full && pool->is_ending == 0) pool->may_shrink = 0;
   return !is_gone;
 }
 
@@ -181,9 +176,18 @@ void pools_settle(process *own, int device) {
   pools_each(own, device, settle_charged);
 }
 
+// Does the program use all that the pool reserves?
+static bool is_full(const pool_state *pool) {
+  uint64_t reserved = pool->reserve.charged, used;
+  return reserved == 0 ||
+         (pool_read(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS &&
+          used == reserved);
+}
+
 static void settle_shrinking(process *own, pool_state *pool) {
   if (pool->may_shrink == 0) return;
   settle_charged(own, pool);
+  if (pool->handle != NULL && pool->is_ending == 0 && is_full(pool)) pool->may_shrink = 0;
   if (pool->may_shrink != 0) __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
 }
 

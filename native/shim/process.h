@@ -103,10 +103,13 @@ typedef struct process {
 
   device_state devices[ALLOT_MAX_DEVICES];
   record_table records;
+  uint32_t piece_serial;
 
   pthread_mutex_t small_lock;         // small allocations, one at a time
   pthread_mutex_t context_lock;       // who creates and destroys contexts
+  pthread_mutex_t limit_lock;         // who sets their limits, which may wait for their work
   CUcontext primaries[MAX_ORDINALS];  // charged primary contexts
+  uint32_t retained[MAX_ORDINALS];    // how often each is, as far as is known
   pthread_mutex_t virtual_lock;       // handles and mappings change together
   uint64_t physical_serial;           // names VMM allocations and bindings of them
   uint64_t largest_mapping;           // bytes

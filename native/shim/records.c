@@ -126,6 +126,23 @@ bool records_find(record_table *table, record_space space, uint64_t key, record 
   return look(table, space, key, found, false);
 }
 
+typedef struct same_context {
+  const record *found;
+  bool is_same;
+} same_context;
+
+static bool keep_others(record *seen, bool exists, void *context) {
+  same_context *same = context;
+  same->is_same = exists && seen->kind == same->found->kind && seen->count == same->found->count;
+  return exists && !same->is_same;
+}
+
+bool records_take_same(record_table *table, const record *found) {
+  same_context same = {.found = found};
+  records_change(table, (record_space)found->space, found->key, keep_others, &same);
+  return same.is_same;
+}
+
 void records_sweep(record_table *table, record_test *leaves, void *context) {
   for (int i = 0; i < RECORD_SHARDS; i++) {
     record_shard *shard = &table->shards[i];

@@ -13,7 +13,6 @@
 // Values of different spaces are told apart: a context may have the number of a device pointer.
 typedef enum record_space {
   SPACE_POINTER = 1,  // what cuMemFree takes
-  SPACE_LEAVING,      // the same, while the driver frees it
   SPACE_BLOCK,        // 2 MiB of small allocations, by address
   SPACE_CHUNK,        // what a pool once grew by, by address
   SPACE_ARRAY,
@@ -41,7 +40,7 @@ typedef struct record {
   uint64_t bytes;
   uint64_t owner;  // the context it dies with, the pool or allocation it belongs to; 0: none
   uint32_t count;  // of a block: small allocations in it; of a handle: references; of plain memory:
-                   // how it moves (residency.h)
+                   // how it moves (residency.h); of a small or pooled piece: its number
   int16_t device;  // index in the policy
   uint8_t space;   // 0: the place is empty
   uint8_t kind;
@@ -68,6 +67,8 @@ bool records_keep(record_table *table, const record *added);
 // Takes the record out.
 bool records_take(record_table *table, record_space space, uint64_t key, record *taken);
 bool records_find(record_table *table, record_space space, uint64_t key, record *found);
+// Takes the record of a piece out if it is still the one that was found.
+bool records_take_same(record_table *table, const record *found);
 
 // Calls back with the record under its shard's lock; what is returned says whether it stays. With
 // `key` absent from the table a record of zeros with space and key set is shown, and kept if asked.

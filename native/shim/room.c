@@ -30,8 +30,7 @@ static bool note(const record *seen, void *context) {
   survey *all = context;
   const room_question *question = all->question;
   bool is_holder = seen->space == question->holders;
-  bool is_piece = (seen->space == SPACE_POINTER || seen->space == SPACE_LEAVING) &&
-                  seen->kind == question->pieces;
+  bool is_piece = seen->space == SPACE_POINTER && seen->kind == question->pieces;
   if (seen->owner != question->owner || (!is_holder && !is_piece)) return false;
   if (all->count < all->capacity) {
     // Of a block that was exported no bytes are left to give back.

@@ -32,14 +32,20 @@ typedef struct share_list {
 } share_list;
 
 static char named_directory[LONGEST];
+static int is_noted;
 static share_list *decided;
 // What cannot be read may be a share: the program gets no CUDA, and never the driver unlimited.
 static share_list unreadable = {.count = 1, .directories = {ALLOT_SHARE_PATH}};
 static int failure;
 
-__attribute__((constructor)) static void note_environment(void) {
+static void note_environment(void) {
+  if (__atomic_exchange_n(&is_noted, 1, __ATOMIC_ACQ_REL) != 0) return;
   const char *named = getenv(SHARE_VARIABLE);
   if (named != NULL && strlen(named) < sizeof named_directory) strcpy(named_directory, named);
+}
+
+__attribute__((constructor)) static void begin(void) {
+  note_environment();
   loader_prepare();
 }
 
@@ -89,6 +95,7 @@ static bool add_below(share_list *list, int folder) {
 
 // False, and errno: it cannot be known which shares there are.
 static bool find(share_list *list) {
+  note_environment();  // constructors of other libraries may come before, and use the GPU
   int folder = open(ALLOT_SHARE_PATH, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder >= 0) {
     add(list, ALLOT_SHARE_PATH);

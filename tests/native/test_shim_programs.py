@@ -66,6 +66,7 @@ def test_host_program(
     variables = {}
     if program == "host_plugin":
         hosts.library("plugin", "-l:libcuda.so.1", "-ldl", output="plugin.so")
+        hosts.library("plugin", "-DOPENS_OTHERS", "-ldl", output="opener.so")
     if program == "host_lookup":
         # Nothing of libc is needed, so that these have no version symbols either.
         old = hosts.library(

@@ -98,6 +98,17 @@ def test_a_program_in_no_share_sees_the_machine(
     assert all(int(line.split()[1]) > 70 * GIB for line in lines[1:])
 
 
+def test_a_library_that_starts_the_gpu_before_the_shim_s_constructor(
+    shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
+    """The libraries that the loader searches first are those whose constructors run last."""
+    share = share_of("a100-80gb:4", order=(2, 0), limits=LIMITS)
+    plugin = shim_hosts.library("plugin", "-l:libcuda.so.1", "-ldl", output="plugin.so")
+    preloaded = f"{shim_hosts.shim}:{plugin}"
+    lines = seen(shim_hosts, share, LD_PRELOAD=preloaded, PLUGIN_STARTS_EARLY="1")
+    assert lines == ["0", *(f"{share.uuids[i]} {LIMITS[i]}" for i in (0, 1))]
+
+
 def test_a_program_with_its_own_entry_point(
     shim_hosts: ShimHosts, share_of: ShareMaker, tmp_path: Path
 ) -> None:

@@ -74,6 +74,8 @@ static CUresult resize_stacks(context *of, size_t value) {
     uint64_t whole = (threads * value + STACK_PAGE - 1) / STACK_PAGE * STACK_PAGE;
     wanted = whole - threads * DEFAULT_STACK_BYTES;
   }
+  // Kernels that run have the stacks that are there.
+  if (wanted != of->stack_bytes) context_drain(of->gpu, of);
   LOCK();
   uint64_t before = of->stack_bytes;
   bool fits = wanted <= before || allot_gpu_take(&driver.machine, of->gpu, wanted - before);

@@ -105,24 +105,49 @@ static void no_call_waits_for_another_threads_launch(void) {
 
 static CUcontext ending;
 
-static void *destroy_behind_a_callback(void *unused) {
+static void work_until_told(void) {
   CUstream inside;
   OK(cuCtxSetCurrent(ending));
   OK(cuStreamCreate(&inside, CU_STREAM_NON_BLOCKING));
   OK(cuLaunchHostFunc(inside, wait_until_told, NULL));
+}
+
+static void *destroy_behind_a_callback(void *unused) {
+  work_until_told();
   OK(cuCtxDestroy_v2(ending));
   return NULL;
 }
 
-// The end of a context waits for its work, and that for what another thread does next.
-static void no_call_waits_for_another_threads_context(void) {
-  pthread_t destroyer;
+static void *release_behind_a_callback(void *unused) {
+  OK(cuDevicePrimaryCtxRetain(&ending, 0));
+  work_until_told();
+  OK(cuDevicePrimaryCtxRelease_v2(0));
+  return NULL;
+}
+
+static void *limit_behind_a_callback(void *unused) {
+  work_until_told();
+  OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
+  return NULL;
+}
+
+// The primary context is left to others.
+static void begin_in_own_context(void) {
+  OK(cuInit(0));
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  function = spin_function();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+// A call waits for a context's work, and that for what another thread does next.
+static void go_on_beside(void *(*call)(void *unused)) {
+  pthread_t caller;
   CUcontext other;
-  begin();
+  begin_in_own_context();
   spin(function, MS, stream);
   OK(cuCtxCreate_v2(&ending, 0, 0));
   OK(cuCtxSetCurrent(context));
-  OK(pthread_create(&destroyer, NULL, destroy_behind_a_callback, NULL));
+  OK(pthread_create(&caller, NULL, call, NULL));
   pause_ns(100 * MS);
   uint64_t begun = now_ns();
   for (int i = 0; i < 50; i++) spin(function, MS, stream);
@@ -133,7 +158,19 @@ static void no_call_waits_for_another_threads_context(void) {
   OK(cuDevicePrimaryCtxRelease_v2(0));
   expect_soon(begun);
   __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
-  OK(pthread_join(destroyer, NULL));
+  OK(pthread_join(caller, NULL));
+}
+
+static void no_call_waits_for_another_threads_context(void) {
+  go_on_beside(destroy_behind_a_callback);
+}
+
+static void no_call_waits_for_another_threads_release(void) {
+  go_on_beside(release_behind_a_callback);
+}
+
+static void no_call_waits_for_another_threads_limit(void) {
+  go_on_beside(limit_behind_a_callback);
 }
 
 // As the messages of a neighbour do.
@@ -316,14 +353,31 @@ static void cancelled_at_each_place(void) {
 
 #if !IS_SLOW
 static bool no_memory;
+static size_t refused_bytes;  // 0: all
 
 // Stands before libc's.
 void *mmap(void *start, size_t bytes, int protection, int flags, int descriptor, off_t offset) {
-  if (no_memory && (flags & MAP_ANONYMOUS) != 0) {
+  bool is_meant = refused_bytes == 0 || bytes == refused_bytes;
+  if (no_memory && is_meant && (flags & MAP_ANONYMOUS) != 0) {
     errno = ENOMEM;
     return MAP_FAILED;
   }
   return (void *)syscall(SYS_mmap, start, bytes, protection, flags, descriptor, offset);
+}
+
+#define RECORDS_BYTES ((size_t)512 * 32) /* of a shard's first records */
+
+// What cannot be recorded is freed again.
+static void without_memory_nothing_stays_allocated(void) {
+  CUdeviceptr pointer;
+  int refused = 0;
+  begin();
+  refused_bytes = RECORDS_BYTES;
+  no_memory = true;
+  for (int i = 0; i < 40; i++) refused += cuMemAlloc_v2(&pointer, MIB - 1) != CUDA_SUCCESS;
+  no_memory = false;
+  EXPECT(refused > 0);
+  EXPECT(physical(0) <= charged(0));
 }
 
 static void without_memory_nothing_is_launched(void) {
@@ -496,12 +550,15 @@ static const test_case cases[] = {
     {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
     {"no_call_waits_for_another_threads_launch", no_call_waits_for_another_threads_launch},
     {"no_call_waits_for_another_threads_context", no_call_waits_for_another_threads_context},
+    {"no_call_waits_for_another_threads_release", no_call_waits_for_another_threads_release},
+    {"no_call_waits_for_another_threads_limit", no_call_waits_for_another_threads_limit},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},
     {"others_compute_while_a_launch_waits_for_memory",
      others_compute_while_a_launch_waits_for_memory},
 #if !IS_SLOW
+    {"without_memory_nothing_stays_allocated", without_memory_nothing_stays_allocated},
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
 #endif
     {"a_cancelled_thread_launches_first", a_cancelled_thread_launches_first},

@@ -329,7 +329,7 @@ static void wait_for_movable(uint64_t wanted) {
 #define HAS_SET UINT64_C(1)
 #define EVICTED (UINT64_C(1) << 32)
 
-static uint32_t launched;
+static uint32_t launched, created;
 
 static void *launch_once(void *context) {
   CUcontext primary;
@@ -338,6 +338,14 @@ static void *launch_once(void *context) {
   spin((CUfunction)context, 1000);
   __atomic_store_n(&launched, 1, __ATOMIC_SEQ_CST);
   OK(cuDevicePrimaryCtxRelease_v2(0));
+  return NULL;
+}
+
+static void *create_context(void *unused) {
+  CUcontext context;
+  OK(cuCtxCreate_v2(&context, 0, 0));
+  __atomic_store_n(&created, 1, __ATOMIC_SEQ_CST);
+  OK(cuCtxDestroy_v2(context));
   return NULL;
 }
 
@@ -359,13 +367,17 @@ static void a_suspended_set_is_on_the_host(void) {
   // What is allocated then is moved as well.
   OK(cuMemAlloc_v2(&more, 50 * MIB));
   wait_for_movable(HAS_SET | EVICTED);
-  pthread_t launcher;
+  // A launch waits, and so does a context.
+  pthread_t launcher, creator;
   OK(pthread_create(&launcher, NULL, launch_once, kernel));
+  OK(pthread_create(&creator, NULL, create_context, NULL));
   usleep(100000);
   EXPECT_EQUAL(__atomic_load_n(&launched, __ATOMIC_SEQ_CST), 0);
+  EXPECT_EQUAL(__atomic_load_n(&created, __ATOMIC_SEQ_CST), 0);
   EXPECT_EQUAL(physical(0), CONTEXT);
   __atomic_and_fetch(terms, ~ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
   OK(pthread_join(launcher, NULL));
+  OK(pthread_join(creator, NULL));
   EXPECT_EQUAL(movable(), HAS_SET);
   AGREE();
   OK(cuMemFree_v2(pointer));

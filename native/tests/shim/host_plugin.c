@@ -51,6 +51,14 @@ static void in_a_namespace_lazily(void) {
   all_ways(dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_LAZY));
 }
 
+// The namespace has no driver until an object in it opens one that brings it.
+static void opened_inside_a_namespace(void) {
+  void *opener = dlmopen(LM_ID_NEWLM, "opener.so", RTLD_NOW);
+  if (opener == NULL) FAIL("%s", dlerror());
+  void *(*open_other)(const char *name) = (void *(*)(const char *))dlsym(opener, "open_other");
+  all_ways(open_other("plugin.so"));
+}
+
 static void in_two_namespaces_at_once(void) {
   all_ways(dlopen("plugin.so", RTLD_NOW));
   void *first = dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_NOW);
@@ -88,6 +96,7 @@ static const test_case cases[] = {
     {"opened_deep_bound_and_lazily", opened_deep_bound_and_lazily},
     {"in_a_namespace", in_a_namespace},
     {"in_a_namespace_lazily", in_a_namespace_lazily},
+    {"opened_inside_a_namespace", opened_inside_a_namespace},
     {"in_two_namespaces_at_once", in_two_namespaces_at_once},
     {"namespaces_share_the_driver", namespaces_share_the_driver},
     {NULL, NULL},

@@ -1,8 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plugin that is linked with the driver: opened by host_plugin.c in unusual ways.
+// A plugin that is linked with the driver: opened by host_plugin.c in unusual ways. With
+// OPENS_OTHERS a library that only opens such a plugin.
 #include <dlfcn.h>
+#include <stdlib.h>
 
 #include "cuda_abi.h"
+
+#ifdef OPENS_OTHERS
+
+__attribute__((visibility("default"))) void *open_other(const char *name) {
+  return dlopen(name, RTLD_NOW);
+}
+
+#else
+
+// Before other libraries' constructors, if it is preloaded.
+__attribute__((constructor)) static void start_early(void) {
+  if (getenv("PLUGIN_STARTS_EARLY") != NULL) cuInit(0);
+}
 
 // As plugin.c was bound when it was opened. Returns the first error.
 __attribute__((visibility("default"))) int plugin_allocate(unsigned long long *pointer,
@@ -46,3 +61,5 @@ __attribute__((visibility("default"))) int plugin_get_proc_and_allocate(unsigned
   if (result == 0) result = cuGetProcAddress_v2("cuMemAlloc", (void **)&allocate, 12000, 0, NULL);
   return result == 0 ? (int)allocate(pointer, bytes) : result;
 }
+
+#endif

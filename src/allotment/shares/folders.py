@@ -501,9 +501,7 @@ def _copy(sources: list[Path], parent: Path) -> Path:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    target = parent / digest.hexdigest()[:32]
-    if target.is_dir() and not is_trusted(target):
-        target = target.with_name(f"{target.name}-{os.geteuid()}")
+    target = trusted_path(parent / digest.hexdigest()[:32])
     names = {source.name for source in sources}
     if _has(target, names):
         return target
@@ -514,7 +512,7 @@ def _copy(sources: list[Path], parent: Path) -> Path:
         for source in sources:
             shutil.copyfile(source, draft / source.name)
             (draft / source.name).chmod(0o555)
-        if target.is_dir():  # somebody has cleaned up there: programs would run without the shim
+        if is_trusted(target):  # it has lost a file: programs would run without the shim
             for name in names:
                 (draft / name).replace(target / name)
             draft.rmdir()
@@ -522,7 +520,7 @@ def _copy(sources: list[Path], parent: Path) -> Path:
             draft.rename(target)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        if _has(target, names):
+        if is_trusted(target) and _has(target, names):
             return target  # another `allot` was first
         raise explained(error, target, "copy the native libraries") from error
     return target
@@ -536,5 +534,21 @@ def _has(folder: Path, names: set[str]) -> bool:
 
 
 def is_trusted(target: Path) -> bool:
-    """Whether a file is root's or this user's: in a folder for all users anyone may create one."""
-    return target.lstat().st_uid in {0, os.geteuid()}
+    """Whether a file is there, and root's or this user's: where all may write, anyone makes one."""
+    try:
+        return target.lstat().st_uid in {0, os.geteuid()}
+    except FileNotFoundError:
+        return False
+
+
+def trusted_path(path: Path) -> Path:
+    """Return the path, or one beside it if another user has made that.
+
+    What is there then is root's or this user's. Whoever makes it checks that again.
+    """
+    if is_trusted(path) or not os.path.lexists(path):
+        return path
+    for name in sorted(os.listdir(path.parent)):  # noqa: PTH208 - start-up time
+        if name.startswith(f"{path.name}-") and is_trusted(path.with_name(name)):
+            return path.with_name(name)
+    return path.with_name(f"{path.name}-{os.urandom(6).hex()}")

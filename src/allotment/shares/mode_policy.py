@@ -19,7 +19,7 @@ import msgspec
 
 from allotment.files import atomic_write
 from allotment.model.devices import Device
-from allotment.model.errors import PrerequisiteError, UsageError
+from allotment.model.errors import PrerequisiteError, StateError, UsageError
 from allotment.model.formats import meant
 from allotment.model.modes import MIG, MODES, has_only_slices
 from allotment.shares.folders import StateFolder, explained
@@ -112,7 +112,7 @@ def read_mode_policies(folder: StateFolder) -> Mapping[str, ModePolicy]:
     try:
         names = os.listdir(folder.modes)  # noqa: PTH208 - asked at each start
         owners = {0, folder.root.stat().st_uid}
-        if folder.modes.stat().st_uid not in owners:  # another user of a shared folder
+        if folder.modes.lstat().st_uid not in owners:  # another user of a shared folder
             return {}
     except OSError:
         return {}
@@ -160,6 +160,12 @@ def write_mode_policy(folder: StateFolder, uuid: str, allowed: ModePolicy | None
             path.unlink(missing_ok=True)
             return
         folder.modes.mkdir(mode=0o755, exist_ok=True)
+        maker = folder.modes.lstat().st_uid
+        if maker not in {0, owner}:  # then it is not read
+            raise StateError(
+                f"{folder.modes} belongs to another user (uid {maker})",
+                hint=f"let root remove it: rm -r {folder.modes}",
+            )
         document = {
             "version": _VERSION,
             "id": allowed.id or os.urandom(6).hex(),

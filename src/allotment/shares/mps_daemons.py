@@ -244,7 +244,9 @@ def _start_one(folder: StateFolder, uuid: str, machine: str | None) -> None:
     command = [sys.executable, "-m", __name__, str(folder.root), uuid]
     if machine is not None:
         command.append(machine)
-    log = place_of(folder, uuid).root / "supervisor.log"
+    place = place_of(folder, uuid)
+    place.check_owner()
+    log = place.root / "supervisor.log"
     with log.open("ab") as output, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             command,

@@ -19,9 +19,10 @@ from allotment.cli import doctor, ps, top
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError, StateError
 from allotment.model.shares import Runner, Share, ShareId
-from allotment.shares import folders, lifecycle, recovery
+from allotment.shares import folders, lifecycle, mps_daemons, recovery
 from allotment.shares.cdi import spec_name
 from allotment.shares.folders import StateFolder
+from allotment.shares.mode_policy import ModePolicy, read_mode_policies, write_mode_policy
 from allotment.shares.placing import ShareOrder
 
 pytestmark = [
@@ -126,6 +127,37 @@ def test_no_file_of_a_share_is_waited_for(
         make("1Gi")
     with common.locked():
         recovery.recover(common)
+
+
+@pytest.mark.parametrize("name", ["mps", "mps/GPU-1"])
+def test_no_link_leads_the_files_of_an_mps_daemon_elsewhere(
+    common: StateFolder, tmp_path: Path, name: str
+) -> None:
+    victim = tmp_path / "root's own"
+    (victim / "GPU-1").mkdir(mode=0o700, parents=True)
+    victim.chmod(0o700)
+    before = sorted(victim.rglob("*"))
+    with as_user(NOBODY):
+        (common.root / name).parent.mkdir(exist_ok=True)
+        (common.root / name).symlink_to(victim)
+    place = mps_daemons.place_of(common, "GPU-1")
+    with pytest.raises(StateError, match="belongs to another user"):
+        place.prepare(simulated=True)
+    with pytest.raises(StateError, match="belongs to another user"), place.owned():
+        pass
+    place.ask_for_way()
+    place.wake()
+    assert not place.is_owned()
+    assert (victim.stat().st_mode & 0o777, sorted(victim.rglob("*"))) == (0o700, before)
+
+
+def test_no_link_gives_others_policies_of_modes(common: StateFolder, tmp_path: Path) -> None:
+    with as_user(NOBODY):
+        common.modes.symlink_to(tmp_path)  # root's, with files of others
+    (tmp_path / "GPU-1.json").write_text("{")
+    assert read_mode_policies(common) == {}
+    with pytest.raises(StateError, match="belongs to another user"):
+        write_mode_policy(common, "GPU-1", ModePolicy(modes=("soft",)))
 
 
 @pytest.mark.parametrize("kind", [a_pipe, an_endless_file, a_long_file])

@@ -38,8 +38,13 @@ def test_what_another_user_planted_is_not_used(folder: StateFolder) -> None:
     if os.geteuid():
         pytest.skip("only root can make another's file")
     planted = shim_copy(folder).parent
-    os.chown(planted, 12345, 12345)
+    second = planted.with_name(f"{planted.name}-{os.geteuid()}")
+    second.mkdir()
+    (second / SHIM).write_bytes(b"another user's code")
+    for path in (planted, second):
+        os.chown(path, 12345, 12345)
     own = shim_copy(folder)
-    assert own.parent != planted
+    assert own.parent not in {planted, second}
+    assert own.read_bytes() == (planted / SHIM).read_bytes()
     assert own.parent.stat().st_uid == 0
     assert shim_copy(folder) == own

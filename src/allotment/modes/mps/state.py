@@ -16,6 +16,7 @@ value before the setting is changed.
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from allotment.files import atomic_write, read_regular
+from allotment.files import atomic_write, open_regular, read_regular
 from allotment.model.errors import StateError
 from allotment.model.structs import prepared, replace
 
@@ -138,12 +139,30 @@ class MpsPlace(msgspec.Struct, frozen=True):
                 f" most {_LONGEST_SOCKET} can be",
                 hint="choose a state folder with a shorter path by --state or ALLOTMENT_STATE",
             )
+        folders = (self.root.parent, self.root, self.pipes, self.parts, self.logs)
         try:
-            for folder in (self.root.parent, self.root, self.pipes, self.parts, self.logs):
+            for folder in folders:
                 folder.mkdir(exist_ok=True)
+                self.check_owner()
+            for folder in folders:
                 folder.chmod(0o755)
         except OSError as error:
             raise StateError(f"{self.root}: cannot be made: {error.strerror}") from error
+
+    def check_owner(self) -> None:
+        """Raise `StateError` if another user made the folders, and may have put links into them."""
+        for folder in (self.root.parent, self.root):
+            try:
+                status = folder.lstat()
+            except FileNotFoundError:
+                return
+            if status.st_uid in {0, os.geteuid()} and stat.S_ISDIR(status.st_mode):
+                continue
+            raise StateError(
+                f"{folder} belongs to another user (uid {status.st_uid}), who could lead its files"
+                " elsewhere",
+                hint=f"let root remove it: rm -r {folder}",
+            )
 
     def status(self) -> MpsStatus:
         """Return the recorded status; an empty one if it cannot be read."""
@@ -170,7 +189,8 @@ class MpsPlace(msgspec.Struct, frozen=True):
 
     def ask_for_way(self) -> None:
         """Request that an unused daemon stops at once. Without write access: wait."""
-        with suppress(OSError):
+        with suppress(OSError, StateError):
+            self.check_owner()
             (self.root / "wanted").touch()
 
     def is_wanted(self) -> bool:
@@ -179,7 +199,8 @@ class MpsPlace(msgspec.Struct, frozen=True):
 
     def forget_wish(self) -> None:
         """Withdraw the request: the GPU was released, or new shares need it."""
-        with suppress(OSError):
+        with suppress(OSError, StateError):
+            self.check_owner()
             (self.root / "wanted").unlink(missing_ok=True)
 
     def listen(self) -> int:
@@ -195,7 +216,8 @@ class MpsPlace(msgspec.Struct, frozen=True):
 
     def wake(self) -> None:
         """Make the supervisor, if any, check the shares at once."""
-        with suppress(OSError):
+        with suppress(OSError, StateError):
+            self.check_owner()
             descriptor = os.open(self.root / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(descriptor, b"x")
@@ -215,8 +237,9 @@ class MpsPlace(msgspec.Struct, frozen=True):
     def owned(self) -> Iterator[bool]:
         """Be the supervisor meanwhile; False if another process is.
 
-        The kernel releases the lock with its holder.
+        The kernel releases the lock with its holder. Raises `StateError` in another user's folder.
         """
+        self.check_owner()
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -244,8 +267,14 @@ class MpsPlace(msgspec.Struct, frozen=True):
 
     def is_owned(self) -> bool:
         """Whether a process supervises the daemon now."""
-        with suppress(OSError), self.owned() as mine:
-            return not mine
+        with suppress(OSError):
+            descriptor = open_regular(self.root / "lock", os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
         return False
 
 

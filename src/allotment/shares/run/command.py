@@ -37,10 +37,10 @@ from allotment.shares import lifecycle
 from allotment.shares.folders import (
     RUN_FOLDER,
     StateFolder,
-    is_trusted,
     note,
     shim_copy,
     simulated_copy,
+    trusted_path,
 )
 from allotment.shares.mode_lives import life_of
 from allotment.shares.placing import MigTerms, ModeAttempts, ShareOrder, could_fit, memory_warning
@@ -537,10 +537,7 @@ def _cache_path(folder: StateFolder, libraries: Path) -> Path:
         stamp = f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
     except OSError:
         stamp = "none"
-    path = folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}"
-    if path.exists() and not is_trusted(path):
-        return path.with_name(f"{path.name}-{os.geteuid()}")
-    return path
+    return trusted_path(folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}")
 
 
 def _inherited() -> dict[str, str]:
@@ -564,7 +561,9 @@ def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -
     """Return an environment that makes programs load the share's libraries."""
     environment = _inherited()
     environment[_SHARE_VARIABLE] = str(directory)
-    environment["LD_PRELOAD"] = _prefixed(str(libraries.shim), environment.get("LD_PRELOAD"))
+    # After the program's own: a library that stands before the driver stays before it.
+    own = environment.get("LD_PRELOAD")
+    environment["LD_PRELOAD"] = f"{own}:{libraries.shim}" if own else str(libraries.shim)
     if machine and libraries.simulated:
         environment[_MACHINE_VARIABLE] = str(machine)
         environment["LD_LIBRARY_PATH"] = _prefixed(

@@ -9,9 +9,12 @@ first. The machine's mounts reach the namespace (a slave), not the reverse.
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from allotment.files import open_regular
 
 RUN_FOLDER = "/run/allotment"
 MPS_INSIDE = "/run/allotment/mps"
@@ -192,16 +195,27 @@ def _write_cache(kept: str, libraries: str) -> None:
     one folder before it; no link of the machine changes (-X).
     """
     source = f"{RUN_FOLDER}/ld.so.cache"
-    if not os.path.exists(kept):  # noqa: PTH110
+    content = _kept_cache(kept)
+    if content is None:
         _make_cache(source, libraries)
         _keep(source, kept)
     else:
-        with open(kept, "rb") as file, open(source, "wb") as copy:  # noqa: PTH123
-            copy.write(file.read())
+        with open(source, "wb") as copy:  # noqa: PTH123
+            copy.write(content)
     os.chmod(source, 0o644)  # noqa: PTH101
     if not os.path.exists(CACHE_FILE):  # noqa: PTH110
         os.close(os.open(CACHE_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     _bind(source, CACHE_FILE, read_only=True)
+
+
+def _kept_cache(kept: str) -> bytes | None:
+    """Read the stored cache; None: there is none, or another user has made it meanwhile."""
+    try:
+        descriptor = open_regular(kept, os.O_RDONLY)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read() if os.fstat(descriptor).st_uid in {0, os.geteuid()} else None
 
 
 def _make_cache(path: str, libraries: str) -> None:
@@ -229,8 +243,9 @@ def _keep(source: str, kept: str) -> None:
         with open(source, "rb") as file, open(draft, "xb") as copy:  # noqa: PTH123
             copy.write(file.read())
         os.rename(draft, kept)  # noqa: PTH104
-    except OSError:
-        return  # stored only to save time
+    except OSError:  # stored only to save time
+        with suppress(OSError):
+            os.unlink(draft)  # noqa: PTH108
 
 
 def _open(path: Path) -> int:
