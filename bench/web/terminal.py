@@ -26,7 +26,7 @@ _GPUS: Final = 8
 _TARGET_MS: Final = 1500.0
 _KINDS: Final = {"a line for each node": (), "as JSON": ("-o", "json")}
 _OTHERS: Final = [{"manager": "kubelet", "fieldsV1": {f"f:field-{at}": {} for at in range(150)}}]
-"""About as much as a pod has that nobody asks for."""
+"""About as much as a pod has that `allot inspect` does not read."""
 
 
 def inspect(_rig: NoRig, options: Options) -> Iterator[Result]:

@@ -256,7 +256,7 @@ def an_extended_resource_needs_no_plugin(node: NodeAgent, pods: Pods) -> Iterato
 
 
 def admin_access_sees_every_gpu_and_takes_nothing(node: NodeAgent, pods: Pods) -> Iterator[None]:
-    """Beside the whole GPUs of others, which it keeps from nobody."""
+    """Beside the whole GPUs of others, which they keep."""
     pods.cluster.api.patch(
         f"/api/v1/namespaces/{pods.namespace}",
         {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 from held_ports import held_port
 from patience import wait_until
@@ -53,6 +54,13 @@ class Prometheus:
         self.url = url
         # No proxy of the machine's stands between us and the server.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def newest(self) -> float:
+        """The time of the newest whole scrape: what is asked at it has the same samples each time.
+
+        A scrape under way has a later time.
+        """
+        return min(each.value for each in self.query("timestamp(up)"))
 
     def query(self, expr: str, at: float | None = None) -> list[Value]:
         """Evaluate an expression at a time, or now."""
@@ -90,9 +98,12 @@ class Prometheus:
             raise AssertionError(f"{query}: {error.read().decode()}") from error
 
 
-def program() -> str | None:
-    """Debian's package `prometheus` has it."""
-    return shutil.which("prometheus")
+def program(name: str = "prometheus") -> str:
+    """Return where a program of Debian's package `prometheus` is; skip the test without it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} here (Debian: apt install prometheus)")
+    return found
 
 
 @contextmanager
@@ -118,7 +129,6 @@ def prometheus(folder: Path, targets: Sequence[Target]) -> Iterator[Prometheus]:
 def running(folder: Path, *more: str) -> Iterator[Prometheus]:
     """Run one with a folder's `prometheus.yaml`, and the past in its `data`."""
     binary = program()
-    assert binary is not None
     with held_port() as port, (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
