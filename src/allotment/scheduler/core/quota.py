@@ -321,6 +321,15 @@ def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
     return charge
 
 
+def is_known(need: PodNeed) -> bool:
+    """Return whether a pod counts the same whichever GPUs or slices it gets."""
+    return not any(
+        _charge(each.request, None)[_UNKNOWN]
+        or any(traits_of(mode).is_slice or traits_of(mode).is_exclusive for mode in each.request.modes)
+        for each in need.containers
+    )
+
+
 def points_of(memory: MemoryAmount) -> int:
     """Return a part of a GPU's memory in basis points; 0: an amount in bytes."""
     return int((memory.part or 0) * _WHOLE)
