@@ -170,7 +170,7 @@ LEASES = Layout(
         "allot_lent": ("serial", "lent_ns"),
         "allot_lease_state": ("now_ns",),
         "allot_seat_buffer": ("facts", "lent", "state"),
-        "allot_place_head": ("busy", "beat_ns", "running_ns"),
+        "allot_place_head": ("busy", "beat_ns", "running_ns", "charged_ns"),
         "allot_leases_file": ("magic", "version", "root", "distrusted", "heads", "buffers"),
     },
 )

@@ -312,6 +312,44 @@ static void cancelled_at_each_place(void) {
   }
 }
 
+// ---- a clock of its own ----
+
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x80
+#endif
+
+static void in_another_time(void) {
+  int descriptor = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  EXPECT(dup2(descriptor, 1) == 1 && dup2(descriptor, 2) == 2);
+  execl("/proc/self/exe", "host_launch", "run", "0.1", "1000", NULL);
+  _exit(1);
+}
+
+// Needs Linux 5.6, and root. A launch is refused, which ends the program by an error.
+static void another_clock_takes_no_turns(void) {
+  static const char offset[] = "monotonic 3600 0";
+  if (unshare(CLONE_NEWTIME) != 0) return;
+  int descriptor = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC), status = 0;
+  EXPECT(write(descriptor, offset, sizeof offset - 1) == sizeof offset - 1);
+  pid_t child = fork();
+  if (child == 0) in_another_time();
+  EXPECT(waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+  EXPECT_EQUAL(gpu_ns(), 0);
+}
+
+// ---- a clock that is put back ----
+
+// Stand before libc's: the machine's clock is put back by an hour as soon as a wait has begun.
+#if !IS_SLOW
+int pthread_mutex_timedlock(pthread_mutex_t *lock, const struct timespec *until) {
+  static int (*real)(pthread_mutex_t *, const struct timespec *);
+  if (real == NULL) *(void **)&real = dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
+  struct timespec later = {.tv_sec = until->tv_sec + 3600, .tv_nsec = until->tv_nsec};
+  return real(lock, &later);
+}
+#endif
+
 // ---- without memory ----
 
 #if !IS_SLOW
@@ -496,6 +534,7 @@ static const test_case cases[] = {
     {"a_callback_waits_behind_a_long_kernel", a_callback_waits_behind_a_long_kernel},
     {"no_call_waits_for_another_threads_launch", no_call_waits_for_another_threads_launch},
     {"no_call_waits_for_another_threads_context", no_call_waits_for_another_threads_context},
+    {"another_clock_takes_no_turns", another_clock_takes_no_turns},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
     {"cancelled_at_each_place", cancelled_at_each_place},

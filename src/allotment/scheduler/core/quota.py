@@ -323,11 +323,10 @@ def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
 
 def is_known(need: PodNeed) -> bool:
     """Return whether a pod counts the same whichever GPUs or slices it gets."""
-    return not any(
-        _charge(each.request, None)[_UNKNOWN]
-        or any(traits_of(mode).is_slice or traits_of(mode).is_exclusive for mode in each.request.modes)
-        for each in need.containers
-    )
+    requests = [each.request for each in need.containers]
+    modes = [traits_of(mode) for each in requests for mode in each.modes]
+    is_fixed = not any(each.is_slice or each.is_exclusive for each in modes)
+    return is_fixed and not any(_charge(each, None)[_UNKNOWN] for each in requests)
 
 
 def points_of(memory: MemoryAmount) -> int:
