@@ -296,8 +296,8 @@ typedef struct allot_leases {
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
   uint64_t longest_ns;  // the longest work that ended since, of which some was charged before
-  bool is_stalled;    // its queue waits for the host or a copy: its waits for turns do not count
-  int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share
+  bool is_stalled;      // its queue waits for the host or a copy: its waits for turns do not count
+  int64_t lock_base;    // of the places' bytes in the file at `lock_path`; of no other share
   char seats_path[1100], lock_path[1100], own_path[1100];
   allot_neighbour others[ALLOT_SEATS];
 } allot_leases;

@@ -213,7 +213,7 @@ class PodWebhook:
             )
             self._check_quota(changed, need)
             change = replace(change, scheduler=self._scheduler_of(pod))
-            warnings += self._told(pod, change)
+            warnings += self._told(pod)
             warnings += _without_compute(pod, wanted)
             if self._settings.notes_times:
                 times = {REVIEWED: f"{began_ns // _US}-{time.time_ns() // _US}"}
@@ -376,7 +376,7 @@ class PodWebhook:
         is_kept = wanted and not self._scheduler_of(pod) and pod.scheduler != wanted
         return pod.scheduler if is_kept and not pod.node else ""
 
-    def _told(self, pod: ForeignPod, change: PodChange) -> Iterator[str]:
+    def _told(self, pod: ForeignPod) -> Iterator[str]:
         """Yield warnings about likely mistakes."""
         if pod.node:
             yield (
