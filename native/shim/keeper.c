@@ -376,15 +376,13 @@ static void settle_accounts(compute_state *all) {
   driver_leave(&entry);
 }
 
-// glibc 2.31, as in process.c.
-extern int pthread_clockjoin_np(pthread_t thread, void **result, clockid_t clock,
-                                const struct timespec *until) __attribute__((weak));
-
-static int join_within(pthread_t thread, uint64_t ns) {
-  bool has_clock = pthread_clockjoin_np != NULL;
-  struct timespec until = process_time_in(ns, has_clock ? CLOCK_MONOTONIC : CLOCK_REALTIME);
-  return has_clock ? pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until)
-                   : pthread_timedjoin_np(thread, NULL, &until);
+// By the monotonic clock, which nobody puts back.
+static bool join_within(pthread_t thread, uint64_t ns) {
+  for (uint64_t until_ns = clock_ns() + ns; pthread_tryjoin_np(thread, NULL) != 0;) {
+    if (clock_ns() >= until_ns) return false;
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+  }
+  return true;
 }
 
 // The driver is torn down after this: nothing of it may be called any more.
@@ -401,7 +399,7 @@ static void stop_at_exit(void) {
     }
   }
   if (pthread_equal(all->keeper.thread, pthread_self())) return;
-  if (join_within(all->keeper.thread, EXIT_NS) == 0) settle_accounts(all);
+  if (join_within(all->keeper.thread, EXIT_NS)) settle_accounts(all);
 }
 
 static bool start_thread(compute_state *all) {

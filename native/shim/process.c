@@ -106,7 +106,7 @@ bool process_trylock(pthread_mutex_t *lock) {
   return false;
 }
 
-struct timespec process_time_in(uint64_t ns, clockid_t clock) {
+static struct timespec time_in(uint64_t ns, clockid_t clock) {
   struct timespec until;
   clock_gettime(clock, &until);
   uint64_t end = (uint64_t)until.tv_nsec + ns;
@@ -121,7 +121,7 @@ extern int pthread_mutex_clocklock(pthread_mutex_t *lock, clockid_t clock,
 
 static int lock_within(pthread_mutex_t *lock, uint64_t ns) {
   bool has_clock = pthread_mutex_clocklock != NULL;
-  struct timespec until = process_time_in(ns, has_clock ? CLOCK_MONOTONIC : CLOCK_REALTIME);
+  struct timespec until = time_in(ns, has_clock ? CLOCK_MONOTONIC : CLOCK_REALTIME);
   return has_clock ? pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until)
                    : pthread_mutex_timedlock(lock, &until);
 }

@@ -8,7 +8,6 @@
 #define ALLOTMENT_SHIM_PROCESS_H
 
 #include <pthread.h>
-#include <time.h>
 
 #include "cuda_abi.h"
 #include "ledger.h"
@@ -176,7 +175,6 @@ bool process_trylock(pthread_mutex_t *lock);
 // Gives up after this time: the holder may wait for what the calling thread does next.
 bool process_lock_within(pthread_mutex_t *lock, uint64_t ns);
 void process_unlock(pthread_mutex_t *lock);
-struct timespec process_time_in(uint64_t ns, clockid_t clock);
 
 // False: a call that has the turn takes long, and is not waited for.
 bool turn_take(call_turn *turn);

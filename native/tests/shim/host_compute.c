@@ -493,6 +493,7 @@ static void expect_a_charge_meanwhile(void) {
   uint64_t begun = now_ns();
   OK(cuCtxGetCurrent(&context));
   OK(pthread_create(&thread, NULL, launch_endless, context));
+  OK(pthread_detach(thread));
   while (gpu_ns() < 50 * MS) {
     if (now_ns() - begun > 10000 * MS) FAIL("charged %.3f ms", (double)gpu_ns() / 1e6);
     pause_ns(MS);
