@@ -34,7 +34,7 @@ from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
-from allotment.model.modes import traits_of
+from allotment.model.modes import MPS, SOFT, traits_of
 from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.model.structs import replace
 from allotment.placement.explain import Reason, Refusal
@@ -56,7 +56,7 @@ from allotment.scheduler.admission.rules import (
     all_keys,
     matcher,
 )
-from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.quota import QuotaBook, is_known
 
 PATH: Final = "/webhook/pods"
 """The API server posts reviews to this path."""
@@ -208,13 +208,12 @@ class PodWebhook:
             if RESIZE in changed.annotations:
                 _check_resize(native_pod(changed))
             self._check_privileged(pod, {container.name for container in wanted})
-            dialect = changed.annotations.get(DIALECT, "")
             need = PodNeed(
                 uid=PodUid(""), namespace=pod.namespace, name=pod.name, containers=wanted
             )
-            self._check_quota(pod, need, dialect)
+            self._check_quota(changed, need)
             change = replace(change, scheduler=self._scheduler_of(pod))
-            warnings += self._told(pod, change)
+            warnings += self._told(pod)
             warnings += _without_compute(pod, wanted)
             if self._settings.notes_times:
                 times = {REVIEWED: f"{began_ns // _US}-{time.time_ns() // _US}"}
@@ -255,15 +254,26 @@ class PodWebhook:
         title = self._titles.get(translation.dialect, translation.dialect)
         return [f"{request} ({title})" for request in translation.passed_over]
 
-    def _check_quota(self, pod: ForeignPod, need: PodNeed, dialect: str) -> None:
+    def _check_quota(self, pod: ForeignPod, need: PodNeed) -> None:
+        """`pod`: as it will be created."""
         if self._quotas is None:
             return
-        if pod.node and self._quotas.is_limited(pod.namespace):
+        is_limited = self._quotas.is_limited(pod.namespace)
+        if pod.node and is_limited:
             raise _ForbiddenError(
                 f"pod {pod}: spec.nodeName is set, so no scheduler checks the namespace's quota of"
                 " GPUs when the pod gets them; hint: select the node instead:"
                 f" `nodeSelector: {{kubernetes.io/hostname: {pod.node}}}`"
             )
+        others = self._other_scheduler_of(pod)
+        if others and is_limited and not is_known(need):
+            raise _ForbiddenError(
+                f"pod {pod}: schedulerName is {others}, and only {self._settings.scheduler_name}"
+                " checks the namespace's quota of GPUs when the pod gets some, whose amount is"
+                f" unknown until then; hint: leave schedulerName out, or ask for {GPU_MEMORY} in"
+                f" mode {SOFT} or {MPS}"
+            )
+        dialect = pod.annotations.get(DIALECT, "")
         rejection = self._quotas.check_new(need, dialect=dialect)
         if rejection is not None:
             raise _ForbiddenError(f"pod {need}: {rejection.text}; hint: {rejection.hint}")
@@ -360,18 +370,24 @@ class PodWebhook:
         is_free = pod.scheduler in {"", _DEFAULT_SCHEDULER, *self._settings.replaced_schedulers}
         return wanted if is_free or self._settings.overwrites_scheduler else ""
 
-    def _told(self, pod: ForeignPod, change: PodChange) -> Iterator[str]:
-        """Yield warnings about likely mistakes."""
+    def _other_scheduler_of(self, pod: ForeignPod) -> str:
+        """Return the scheduler that a pod keeps; empty: it gets the configured one."""
         wanted = self._settings.scheduler_name
+        is_kept = wanted and not self._scheduler_of(pod) and pod.scheduler != wanted
+        return pod.scheduler if is_kept and not pod.node else ""
+
+    def _told(self, pod: ForeignPod) -> Iterator[str]:
+        """Yield warnings about likely mistakes."""
         if pod.node:
             yield (
                 f"pod {pod}: spec.nodeName is set, so no scheduler is asked: the agent of node"
                 f" {pod.node} chooses the GPUs, and the pod waits there if they are not free"
             )
-        elif wanted and not change.scheduler and pod.scheduler != wanted:
+        elif others := self._other_scheduler_of(pod):
             yield (
-                f"pod {pod}: schedulerName is {pod.scheduler}, not {wanted}: unless that scheduler"
-                " uses Allotment's extender, it counts GPUs and does not see their parts"
+                f"pod {pod}: schedulerName is {others}, not {self._settings.scheduler_name}: unless"
+                " that scheduler uses Allotment's extender, it counts GPUs and does not see their"
+                " parts"
             )
 
     def _dropped(self, pod: ForeignPod, change: PodChange) -> Iterator[str]:

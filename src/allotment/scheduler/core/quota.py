@@ -321,6 +321,14 @@ def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
     return charge
 
 
+def is_known(need: PodNeed) -> bool:
+    """Return whether a pod counts the same whichever GPUs or slices it gets."""
+    requests = [each.request for each in need.containers]
+    modes = [traits_of(mode) for each in requests for mode in each.modes]
+    is_fixed = not any(each.is_slice or each.is_exclusive for each in modes)
+    return is_fixed and not any(_charge(each, None)[_UNKNOWN] for each in requests)
+
+
 def points_of(memory: MemoryAmount) -> int:
     """Return a part of a GPU's memory in basis points; 0: an amount in bytes."""
     return int((memory.part or 0) * _WHOLE)

@@ -382,6 +382,29 @@ def test_no_pod_goes_around_a_quota_by_naming_its_node(key: str) -> None:
     assert response(hook, document, namespace="another")["allowed"]
 
 
+def test_no_pod_goes_around_a_quota_by_naming_another_scheduler() -> None:
+    """What it gets is known when ours binds it."""
+    book = QuotaBook()
+    key = "requests.allotment.dev/gpu-memory"
+    book.set_quotas([NamespaceQuota(namespace="team", name="gpus", hard={key: "8Gi"})])
+    ours = WebhookSettings(scheduler_name="allotment-scheduler")
+    hook = PodWebhook(DIALECTS, quotas=book, settings=ours)
+    part = container(gpu=1, memory="1Gi")
+    for document in (
+        pod(container(gpu=1)),
+        pod(container(gpu=1), annotations={"allotment.dev/memory": "50%"}),
+        pod(part, annotations={"allotment.dev/mode": "mig"}),  # a slice is larger
+        pod(part, annotations={"allotment.dev/mode": "soft,exclusive"}),
+    ):
+        document["spec"]["schedulerName"] = "volcano"
+        message, code = refused(hook, document)
+        assert ("schedulerName is volcano" in message, code) == (True, 403)
+        assert response(hook, document, namespace="another")["allowed"]
+        document["spec"]["schedulerName"] = "default-scheduler"
+        assert response(hook, document)["allowed"]
+    assert response(hook, pod(part, schedulerName="volcano"))["allowed"]
+
+
 # ---- not ours ------------------------------------------------------------------------------------
 
 
