@@ -58,10 +58,21 @@ static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   }
 }
 
+// What is to be charged of measured work: without what was charged while it ran.
+static uint64_t unpaid(compute_device *at, uint64_t added_ns) {
+  uint64_t paid_ns = added_ns < at->prepaid_ns ? added_ns : at->prepaid_ns;
+  at->prepaid_ns -= paid_ns;
+  if (paid_ns != 0 && added_ns > __atomic_load_n(&at->longest_ns, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&at->longest_ns, added_ns, __ATOMIC_RELAXED);
+  }
+  return added_ns - paid_ns;
+}
+
 // Its events cannot be queried any more: its work ran from its launch until now, at most.
 static void measure_lost(compute_device *at, const batch *lost) {
   if (lost->launches == 0) return;
-  admission_spend(at, timeline_add(&at->covered, (int64_t)lost->opened_ns, (int64_t)clock_ns()));
+  uint64_t added = timeline_add(&at->covered, (int64_t)lost->opened_ns, (int64_t)clock_ns());
+  admission_spend(at, unpaid(at, added));
 }
 
 // False: the driver does not tell.
@@ -85,12 +96,8 @@ static bool measure(compute_device *at, stream_state *of, const batch *done) {
                   to > (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND);
   if (!is_exact) to = from + (int64_t)done->expected_ns;
   uint64_t added = timeline_add(&at->covered, from, to);
-  __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
-  uint64_t ran_ns = added + done->charged_ns;
-  if (is_exact) learn(at, done, ran_ns);
-  if (done->charged_ns != 0 && ran_ns > __atomic_load_n(&at->longest_ns, __ATOMIC_RELAXED)) {
-    __atomic_store_n(&at->longest_ns, ran_ns, __ATOMIC_RELAXED);
-  }
+  if (is_exact) learn(at, done, added);
+  __atomic_add_fetch(&at->uncharged_ns, unpaid(at, added), __ATOMIC_RELAXED);
   return true;
 }
 
@@ -148,12 +155,14 @@ static batch *long_work_of(const mark_store *store, const stream_state *of, uint
   return is_long && runs->start != NULL ? runs : NULL;
 }
 
-// With the store's lock held.
-static uint64_t charge_begun(compute_device *at, stream_state *of, batch *runs, uint64_t now) {
+// Of all streams together: what is queued in one may have to wait for what runs in another. With
+// the store's lock held.
+static uint64_t charge_begun(compute_device *at, batch *runs, uint64_t now) {
   if (runs->seen_ns == 0) runs->seen_ns = now;
-  int64_t from = position_of(of->marks, runs);
-  uint64_t added = timeline_add(&at->covered, from, from + (int64_t)(now - runs->seen_ns));
-  runs->charged_ns += added;
+  uint64_t charged_ns = __atomic_load_n(&at->long_work_ns, __ATOMIC_RELAXED);
+  uint64_t from = charged_ns > runs->seen_ns ? charged_ns : runs->seen_ns;
+  uint64_t added = now > from ? now - from : 0;
+  at->prepaid_ns += added;
   return added;
 }
 
@@ -173,7 +182,7 @@ static void charge_long_work(compute_device *at, stream_state *of, uint64_t now)
   bool has_begun = DRIVER(USED(cuEventQuery)(start->event)) == CUDA_SUCCESS;
   pthread_mutex_lock(&store->lock);
   bool is_same = long_work_of(store, of, now) == runs && runs->start == start;
-  uint64_t added = has_begun && is_same ? charge_begun(at, of, runs, now) : 0;
+  uint64_t added = has_begun && is_same ? charge_begun(at, runs, now) : 0;
   mark_give_back_locked(start);
   pthread_mutex_unlock(&store->lock);
   __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
