@@ -357,7 +357,9 @@ static void note_turn(allot_leases *leases, const allot_lease_state *state, uint
     const uint64_t used = since(own->used_ns, fairness->charged_ns);
     fairness->held_ns += since(now_ns, turn_ns);
     fairness->used_ns += used;
-    if (used > fairness->longest_ns) fairness->longest_ns = used;
+    const uint64_t longest = used > leases->longest_ns ? used : leases->longest_ns;
+    if (longest > fairness->longest_ns) fairness->longest_ns = longest;
+    leases->longest_ns = 0;
   }
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
   fairness->seen_ns = now_ns;

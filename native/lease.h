@@ -173,9 +173,9 @@ typedef struct allot_place_head {
   uint64_t beat_ns;            // while it holds or works: when it last showed that it lives
   int32_t pid;                 // getpid of the owner
   uint32_t spare;
-  uint64_t running_ns;  // while it works: since when, of which nothing was charged
+  uint64_t running_ns;  // while it works: since when nothing of it has ended
   uint64_t silent_ns;   // when it last showed that it lives after it had not for ALLOT_STOPPED_NS
-  uint64_t spares[1];
+  uint64_t charged_ns;  // what runs is charged up to then
 } allot_place_head;
 
 // What a ceiling lets a share catch up of what it left unused.
@@ -295,8 +295,9 @@ typedef struct allot_leases {
   int author;        // the seat whose word on the lease counts; -1: this one
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
-  bool is_stalled;    // its queue waits for the host or a copy: its waits for turns do not count
-  int64_t lock_base;  // of the places' bytes in the file at `lock_path`; of no other share
+  uint64_t longest_ns;  // the longest work that ended since, of which some was charged before
+  bool is_stalled;      // its queue waits for the host or a copy: its waits for turns do not count
+  int64_t lock_base;    // of the places' bytes in the file at `lock_path`; of no other share
   char seats_path[1100], lock_path[1100], own_path[1100];
   allot_neighbour others[ALLOT_SEATS];
 } allot_leases;
@@ -371,9 +372,21 @@ static inline void allot_lease_beat(const allot_leases *leases, bool busy, uint6
   __atomic_store_n(&own->beat_ns, now_ns, __ATOMIC_SEQ_CST);
 }
 
-// What its work is charged with should the process die: the time from then to its last beat.
+// What its work is charged with should the process die: the time from then, or from what was
+// charged of it already, to its last beat.
 static inline void allot_lease_tell_running(const allot_leases *leases, uint64_t since_ns) {
   __atomic_store_n(&leases->file->heads[leases->place].running_ns, since_ns, __ATOMIC_SEQ_CST);
+}
+
+// 0: nothing runs, as was told last.
+static inline uint64_t allot_lease_uncharged_since(const allot_place_head *head) {
+  uint64_t running_ns = __atomic_load_n(&head->running_ns, __ATOMIC_SEQ_CST);
+  uint64_t charged_ns = __atomic_load_n(&head->charged_ns, __ATOMIC_SEQ_CST);
+  return running_ns != 0 && charged_ns > running_ns ? charged_ns : running_ns;
+}
+
+static inline void allot_lease_tell_charged(const allot_leases *leases, uint64_t until_ns) {
+  __atomic_store_n(&leases->file->heads[leases->place].charged_ns, until_ns, __ATOMIC_SEQ_CST);
 }
 
 // The state, as of now.

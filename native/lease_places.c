@@ -24,9 +24,9 @@ static int64_t byte_of(const allot_leases *leases, int place) {
 // its last sign of life.
 static uint64_t left_by_dead(const allot_leases *leases, int place) {
   const allot_place_head *head = &leases->file->heads[place];
-  uint64_t running = load(&head->running_ns);
-  if (load(&head->busy) == 0 || running == 0) return 0;
-  return since(load(&head->beat_ns), running);
+  uint64_t since_ns = allot_lease_uncharged_since(head);
+  if (load(&head->busy) == 0 || since_ns == 0) return 0;
+  return since(load(&head->beat_ns), since_ns);
 }
 
 // Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.

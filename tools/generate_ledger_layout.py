@@ -144,7 +144,7 @@ LEASES = Layout(
         "allot_place_state": ("state",),
         "allot_lent": ("serial", "lent_ns"),
         "allot_seat_buffer": ("lent", "state"),
-        "allot_place_head": ("busy", "beat_ns", "running_ns"),
+        "allot_place_head": ("busy", "beat_ns", "running_ns", "charged_ns"),
         "allot_leases_file": ("version", "root", "distrusted", "heads", "buffers"),
     },
 )

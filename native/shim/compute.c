@@ -3,10 +3,13 @@
 #include "compute.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "reason.h"
 
@@ -92,8 +95,25 @@ void compute_await_resume(process *own, int device) {
   }
 }
 
+// Turns are taken by the machine's clock: times by another one would renew a ceiling's budget at
+// each change between two processes of the share. False also where the kernel has no such file.
+static bool has_own_clock(void) {
+  char text[128] = "";
+  int descriptor = open("/proc/self/timens_offsets", O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  ssize_t size = read(descriptor, text, sizeof text - 1);
+  close(descriptor);
+  if (size <= 0) return false;
+  text[strcspn(text, "\n")] = '\0';  // after the offset of the monotonic clock
+  return strpbrk(text, "123456789") != NULL;
+}
+
 static bool take_place(process *own, void *context) {
   compute_device *at = context;
+  if (has_own_clock()) {
+    say_once("its clock is not the machine's, by a time namespace, so it cannot take turns");
+    return false;
+  }
   int error = allot_leases_join(&at->leases);
   if (error != 0) {
     say_unusable(at->all->own->joined[at->device].ledger->directory, "file of turns", -error);

@@ -68,6 +68,9 @@ typedef struct compute_device {
   // Measuring.
   _Alignas(64) pthread_mutex_t marks_lock;  // before the lease_lock
   timeline covered;
+  uint64_t long_work_ns;  // up to when long work is charged, or will be with `uncharged_ns`
+  uint64_t prepaid_ns;    // charged of work before its end, and not yet taken off what it took
+  uint64_t longest_ns;    // of such work that has ended since the last charge
   uint64_t uncharged_ns;  // measured, not told yet
   uint64_t charged_at_ns;
 } compute_device;

@@ -43,10 +43,12 @@
 static uint64_t take_uncharged(compute_device *at) {
   uint64_t used = __atomic_exchange_n(&at->uncharged_ns, 0, __ATOMIC_RELAXED);
   account_gpu(at, used);
+  allot_lease_tell_charged(&at->leases, load(at->long_work_ns));
   return used;
 }
 
 static void tell_habits(compute_device *at) {
+  at->leases.longest_ns = __atomic_exchange_n(&at->longest_ns, 0, __ATOMIC_RELAXED);
   at->leases.burst_ns = load(at->burst_ns);
   at->leases.gap_ns = load(at->gap_ns);
   at->leases.is_stalled = load(at->is_stalled) != 0;
@@ -321,7 +323,7 @@ void keeper_end_late(compute_device *at, CUstream stream, bool launched) {
     nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
   }
   bool runs = result == CUDA_ERROR_NOT_READY;
-  uint64_t since_ns = load(at->leases.file->heads[at->leases.place].running_ns);
+  uint64_t since_ns = allot_lease_uncharged_since(&at->leases.file->heads[at->leases.place]);
   if (process_lock_within(&at->lease_lock, LATE_NS)) {
     allot_lease lease;
     admission_spend(at, now > since_ns && since_ns != 0 ? now - since_ns : 0);
@@ -369,6 +371,15 @@ static void settle_accounts(compute_state *all) {
   driver_leave(&entry);
 }
 
+// By the monotonic clock, which nobody puts back.
+static bool join_within(pthread_t thread, uint64_t ns) {
+  for (uint64_t until_ns = clock_ns() + ns; pthread_tryjoin_np(thread, NULL) != 0;) {
+    if (clock_ns() >= until_ns) return false;
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+  }
+  return true;
+}
+
 // The driver is torn down after this: nothing of it may be called any more.
 static void stop_at_exit(void) {
   process *own = process_known();
@@ -383,12 +394,7 @@ static void stop_at_exit(void) {
     }
   }
   if (pthread_equal(all->keeper.thread, pthread_self())) return;
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  uint64_t end = (uint64_t)until.tv_nsec + EXIT_NS;
-  until.tv_sec += (time_t)(end / 1000000000u);
-  until.tv_nsec = (long)(end % 1000000000u);
-  if (pthread_timedjoin_np(all->keeper.thread, NULL, &until) == 0) settle_accounts(all);
+  if (join_within(all->keeper.thread, EXIT_NS)) settle_accounts(all);
 }
 
 static bool start_thread(compute_state *all) {

@@ -21,6 +21,8 @@ struct compute_state;
 // loaded, or for its own end (CUDA_LAUNCH_BLOCKING). It has its stream's lock, and may wait for
 // what another thread does next: no other thread waits longer for that lock.
 #define INSIDE_NS UINT64_C(20000000)
+// A stream that is expected to be busy for so long yet will not run dry before the next mark.
+#define MARGIN_NS UINT64_C(5000)
 
 // ---- which time was covered (timeline.c) ----
 
@@ -71,6 +73,7 @@ typedef struct batch {
   uint64_t opened_ns, closed_ns;
   uint64_t due_ns;     // when it is expected to end
   uint64_t submit_ns;  // between the mark and the launch, with nothing to run meanwhile
+  uint64_t seen_ns;    // when it was seen to run for long; 0: it was not
   uint8_t is_late;     // its end was marked after the work may have ended
   uint8_t began_idle;
   uint8_t has_not_begun;  // when it was asked for last
@@ -113,6 +116,7 @@ typedef struct stream_state {
   struct stream_state *next_active;
   batch *first, *last;  // closed, oldest first
   uint64_t polled_ns;
+  uint64_t looked_ns;  // when it was last asked whether work that ran for long has begun
 } stream_state;
 
 #define STREAM_BUCKETS 1024
@@ -195,7 +199,16 @@ void marks_settle(struct compute_state *all);
 void marks_settle_all(struct compute_state *all);  // of all contexts
 void marks_settle_stream(struct compute_state *all, CUstream stream);
 
-// ---- for the keeper; with the device's marks_lock held ----
+// Nothing of the batch is under way any more.
+void batch_leave(struct compute_device *at, const batch *done);
+// With the store's lock held.
+void batch_give_back_locked(mark_store *store, batch *used);
+void stream_state_activate_locked(stream_state *of);
+// Marks that other threads cannot set, that would hold up other streams, or that would come long
+// after the work are set at once.
+bool stream_state_marks_at_once(const stream_state *of);
+
+// ---- for the keeper (collect.c); with the device's marks_lock held ----
 
 // Takes in what has ended. Returns how much of the rest has begun (expected nanoseconds).
 uint64_t marks_collect(struct compute_device *at, uint64_t now);

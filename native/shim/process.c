@@ -106,16 +106,31 @@ bool process_trylock(pthread_mutex_t *lock) {
   return false;
 }
 
-bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
-  if (LIKELY(process_trylock(lock))) return true;
-  if (ns == 0) return false;
+static struct timespec time_in(uint64_t ns, clockid_t clock) {
   struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
+  clock_gettime(clock, &until);
   uint64_t end = (uint64_t)until.tv_nsec + ns;
   until.tv_sec += (time_t)(end / 1000000000u);
   until.tv_nsec = (long)(end % 1000000000u);
+  return until;
+}
+
+// glibc 2.30. Before, a wait is longer if the machine's clock is put back meanwhile.
+extern int pthread_mutex_clocklock(pthread_mutex_t *lock, clockid_t clock,
+                                   const struct timespec *until) __attribute__((weak));
+
+static int lock_within(pthread_mutex_t *lock, uint64_t ns) {
+  bool has_clock = pthread_mutex_clocklock != NULL;
+  struct timespec until = time_in(ns, has_clock ? CLOCK_MONOTONIC : CLOCK_REALTIME);
+  return has_clock ? pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until)
+                   : pthread_mutex_timedlock(lock, &until);
+}
+
+bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
+  if (LIKELY(process_trylock(lock))) return true;
+  if (ns == 0) return false;
   uncancelled_begin();
-  if (pthread_mutex_timedlock(lock, &until) == 0) return true;
+  if (lock_within(lock, ns) == 0) return true;
   uncancelled_end();
   return false;
 }

@@ -225,8 +225,8 @@ def wrong_parameters_are_told_with_their_path(node: NodeAgent, pods: Pods) -> It
     ask(pods, "wrong", gpu(), config=wrong)
     pods.create(claiming("wrong", burn_and_stay("1Gi"), "wrong"))
     yield
-    event = pods.wait_event("wrong", reason=NOT_PREPARED)
-    assert "parameters.sharing.timeSlicingConfig.interval: unknown" in event["message"]
+    unknown = "parameters.sharing.timeSlicingConfig.interval: unknown"
+    pods.wait_event("wrong", reason=NOT_PREPARED, contains=unknown)
     assert not shares_of(node, pods, "wrong")
 
 

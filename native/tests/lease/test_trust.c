@@ -186,14 +186,21 @@ typedef struct program {
   allot_leases leases;
   allot_lease lease;
   bool is_running;
-  uint64_t ends_ns, idle_until_ns, uncharged_ns, used_ms;
+  uint64_t ends_ns, idle_until_ns, uncharged_ns, charged_ns, used_ms;
 } program;
 
-// What the shim does in a millisecond.
+// What the shim does in a millisecond. It charges long kernels while they run.
 static void advance(program *of, uint64_t now) {
+  if (of->is_running && of->kernel_ms > 5 && now < of->ends_ns) {
+    uint64_t ran_ns = of->kernel_ms * MS - (of->ends_ns - now);
+    of->uncharged_ns += ran_ns - of->charged_ns;
+    of->charged_ns = ran_ns;
+  }
   if (of->is_running && now >= of->ends_ns) {
     of->is_running = false;
-    of->uncharged_ns += of->kernel_ms * MS;
+    of->uncharged_ns += of->kernel_ms * MS - of->charged_ns;
+    if (of->charged_ns > 0) of->leases.longest_ns = of->kernel_ms * MS;
+    of->charged_ns = 0;
     of->used_ms += of->kernel_ms;
     of->idle_until_ns = now + of->gap_ms * MS;
   }
@@ -277,6 +284,14 @@ static void a_small_part_of_long_kernels_is_waited_for(void) {
   compute_side_by_side(&small, &large, 30);
 }
 
+// It begins when its share is behind, which is no reason to let it run for ever.
+static void a_kernel_without_an_end_is_waited_for_a_second(void) {
+  program busy = {.guarantee = 5000, .kernel_ms = 1};
+  program endless = {.guarantee = 5000, .kernel_ms = 3600000, .idle_until_ns = monotonic_ns() + MS};
+  compute_side_by_side(&busy, &endless, 4);
+  CHECK(busy.used_ms >= 2900, "%llu ms", (unsigned long long)busy.used_ms);
+}
+
 // Its launches wait behind a queue that waits for the host before each kernel. With each turn it
 // finds that nothing of the queue has begun, and gives it back.
 static void a_queue_that_waits_and_its_neighbour_believe_each_other(void) {
@@ -348,6 +363,7 @@ int main(void) {
   a_throttled_share_and_its_neighbour_believe_each_other();
   long_kernels_are_no_theft();
   a_small_part_of_long_kernels_is_waited_for();
+  a_kernel_without_an_end_is_waited_for_a_second();
   a_queue_that_waits_and_its_neighbour_believe_each_other();
   storms_of_messages_are_not_heard();
   puts("ok");

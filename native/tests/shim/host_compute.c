@@ -471,13 +471,50 @@ static void contexts_go_with_work_queued(void) {
 }
 
 // The driver reads it once; the program may change its environment afterwards.
-static void launches_that_block_are_charged(void) {
+static void begin_blocking(const char *name) {
   if (getenv("CUDA_LAUNCH_BLOCKING") == NULL) {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
-    execl("/proc/self/exe", "host_compute", __func__, NULL);
+    execl("/proc/self/exe", "host_compute", name, NULL);
   }
   begin();
   unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
+static void *launch_endless(void *context) {
+  OK(cuCtxSetCurrent(context));
+  spin(function, 3600000 * MS, stream);
+  return NULL;
+}
+
+// Ends the program while it runs.
+static void expect_a_charge_meanwhile(void) {
+  pthread_t thread;
+  CUcontext context;
+  uint64_t begun = now_ns();
+  OK(cuCtxGetCurrent(&context));
+  OK(pthread_create(&thread, NULL, launch_endless, context));
+  OK(pthread_detach(thread));
+  while (gpu_ns() < 50 * MS) {
+    if (now_ns() - begun > 10000 * MS) FAIL("charged %.3f ms", (double)gpu_ns() / 1e6);
+    pause_ns(MS);
+  }
+  uint64_t charged = gpu_ns();
+  EXPECT(charged <= now_ns() - begun);
+  _exit(0);
+}
+
+static void a_kernel_is_charged_before_it_ends(void) {
+  begin();
+  expect_a_charge_meanwhile();
+}
+
+static void a_launch_that_blocks_is_charged_before_it_ends(void) {
+  begin_blocking(__func__);
+  expect_a_charge_meanwhile();
+}
+
+static void launches_that_block_are_charged(void) {
+  begin_blocking(__func__);
   uint64_t truth = truth_ns();
   for (int i = 0; i < 3; i++) spin(function, 100 * MS, stream);
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 10, "that block");
@@ -535,6 +572,9 @@ static const test_case cases[] = {
     {"a_thousand_streams", a_thousand_streams},
     {"long_kernels_of_many_streams_queue_little", long_kernels_of_many_streams_queue_little},
     {"contexts_go_with_work_queued", contexts_go_with_work_queued},
+    {"a_kernel_is_charged_before_it_ends", a_kernel_is_charged_before_it_ends},
+    {"a_launch_that_blocks_is_charged_before_it_ends",
+     a_launch_that_blocks_is_charged_before_it_ends},
     {"launches_that_block_are_charged", launches_that_block_are_charged},
     {"what_ran_until_a_fault_is_charged", what_ran_until_a_fault_is_charged},
     {"two_contexts_at_once", two_contexts_at_once},

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and contexts that come and go: nothing of them stays behind, and nobody touches one that
-// is gone.
+// is gone. Without memory nothing goes past the shim.
+#include <errno.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "compute_host.h"
 
@@ -184,11 +187,71 @@ static void contexts_go_while_others_look(void) {
   OK(pthread_join(capturer, NULL));
 }
 
+// ---- without memory ----
+
+#if !IS_SLOW
+static bool no_memory;
+static size_t refused_bytes;  // 0: all
+
+// Stands before libc's.
+void *mmap(void *start, size_t bytes, int protection, int flags, int descriptor, off_t offset) {
+  bool is_meant = refused_bytes == 0 || bytes == refused_bytes;
+  if (no_memory && is_meant && (flags & MAP_ANONYMOUS) != 0) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void *)syscall(SYS_mmap, start, bytes, protection, flags, descriptor, offset);
+}
+
+#define RECORDS_BYTES ((size_t)512 * 32) /* of a shard's first records */
+
+// What cannot be recorded is freed again.
+static void without_memory_nothing_stays_allocated(void) {
+  CUdeviceptr pointer;
+  int refused = 0;
+  begin();
+  refused_bytes = RECORDS_BYTES;
+  no_memory = true;
+  for (int i = 0; i < 40; i++) refused += cuMemAlloc_v2(&pointer, MIB - 1) != CUDA_SUCCESS;
+  no_memory = false;
+  EXPECT(refused > 0);
+  EXPECT(physical(0) <= charged(0));
+}
+
+static void without_memory_nothing_is_launched(void) {
+  uint64_t ns = 5 * US;
+  void *parameters[] = {&ns};
+  CUstream stream;
+  begin();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  no_memory = true;
+  GIVES(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL),
+        CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  // Streams that it cannot note.
+  no_memory = true;
+  CUresult result = CUDA_SUCCESS;
+  for (int i = 0; i < 2000 && result == CUDA_SUCCESS; i++) {
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  }
+  EXPECT_EQUAL(result, CUDA_ERROR_SYSTEM_NOT_READY);
+  no_memory = false;
+  spin(function, ns, stream);
+  OK(cuCtxSynchronize());
+}
+#endif
+
 static const test_case cases[] = {
     {"streams_leave_nothing_behind", streams_leave_nothing_behind},
     {"streams_go_while_others_look", streams_go_while_others_look},
     {"contexts_leave_nothing_behind", contexts_leave_nothing_behind},
     {"contexts_go_while_others_look", contexts_go_while_others_look},
+#if !IS_SLOW
+    {"without_memory_nothing_stays_allocated", without_memory_nothing_stays_allocated},
+    {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
+#endif
     {NULL, NULL},
 };
 

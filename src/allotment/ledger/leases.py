@@ -381,6 +381,7 @@ def _running(head: bytes) -> int:
         at = layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE
         since = u64(head, at + layout.PLACE_HEAD_RUNNING_NS_AT)
         if since and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
+            since = max(since, u64(head, at + layout.PLACE_HEAD_CHARGED_NS_AT))
             longest = max(longest, u64(head, at + layout.PLACE_HEAD_BEAT_NS_AT) - since)
     return longest
 
