@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -51,6 +52,7 @@ _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _NONE: frozenset[ShareId] = frozenset()
 _OF_CONTAINERS = frozenset({Injection.CDI, Injection.MOUNTS})
 _NO_USER = -1
+_JUST_S = 2
 
 
 _Image = tuple[bytes, ...]
@@ -93,6 +95,13 @@ def start_time(pid: int) -> int | None:
     """Clock ticks after boot; None: the process is gone."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+def has_just_begun(pid: int) -> bool:
+    """Tell whether a process began within the last seconds: it may not be where it belongs yet."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    start = start_time(pid)
+    return start is not None and now - start < _JUST_S * os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(runner: Runner) -> bool:

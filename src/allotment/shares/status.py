@@ -30,6 +30,7 @@ from allotment.shares.process_tree import (
     attached,
     census,
     command_of,
+    has_just_begun,
     host_pid,
     is_in_pod,
     living_runner,
@@ -37,7 +38,7 @@ from allotment.shares.process_tree import (
     pid_inside,
     whole_command,
 )
-from allotment.shares.record import LoadedShare
+from allotment.shares.record import LoadedShare, read_share
 from allotment.shares.recovery import list_shares, recover, without_freed
 from allotment.shares.run.command import inside_share
 
@@ -265,26 +266,24 @@ def share_status(
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
         users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
         users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
-        settled = without_freed(each, answers[machine])
-        views.append(_view(settled, users, answers[machine], losses or {}, files))
+        shown = _view(each, users, answers[machine], losses or {}, files)
+        if any(not process.is_enforced for process in shown.processes):
+            # It may have entered its ledger since that was read, and before the driver was asked.
+            now = read_share(each.directory, written=each.share) or each
+            shown = _view(now, users, answers[machine], losses or {}, files)
+        views.append(shown)
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
             answers[name] = readings(path)
-    accounted = {
-        (pid, device.driver_uuid if isinstance(device, ShareDevice) else device.uuid)
-        for each in views
-        for device in (each.share.devices if each.share else each.devices)
-        for pid in {*members.get(ShareId(each.id), ()), *(one.pid for one in each.processes)}
-    }
     if inside_share():  # the driver reports only the share's own processes there
         answers.clear()
-    outside = {  # by UUID and PID: a machine may have been queried by two paths
-        (user.uuid, user.pid): user
-        for answer in answers.values()
-        for user in _outside(answer, accounted)
-        if user.pid not in serving
-    }
+    found = [user for each in answers.values() for user in _outside(each, views, members)]
+    if any(has_just_begun(user.pid) for user in found):  # since the census, perhaps in a share
+        members = census((each.share, each.directory) for each in known if each.share)
+        found = [user for each in answers.values() for user in _outside(each, views, members)]
+    # A machine may have been queried by two paths.
+    outside = {(user.uuid, user.pid): user for user in found if user.pid not in serving}
     return ShareStatus(tuple(views), tuple(user for _, user in sorted(outside.items())))
 
 
@@ -318,8 +317,16 @@ def _by_driver(
 
 
 def _outside(
-    readings: Mapping[str, Reading | Problem], accounted: Collection[tuple[int | None, str]]
+    readings: Mapping[str, Reading | Problem],
+    views: Iterable[ShareView],
+    members: Mapping[ShareId, Collection[int]],
 ) -> Iterator[OutsideView]:
+    accounted = {
+        (pid, device.driver_uuid if isinstance(device, ShareDevice) else device.uuid)
+        for each in views
+        for device in (each.share.devices if each.share else each.devices)
+        for pid in {*members.get(ShareId(each.id), ()), *(one.pid for one in each.processes)}
+    }
     for uuid, reading in readings.items():
         for process in reading.processes if isinstance(reading, Reading) else ():
             if (process.pid, uuid) not in accounted:
@@ -327,13 +334,14 @@ def _outside(
 
 
 def _view(
-    found: LoadedShare,
+    read: LoadedShare,
     members: set[int],
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]],
     files: DeviceFiles,
 ) -> ShareView:
     """`members` are its processes by the kernel and the driver."""
+    found = without_freed(read, readings)
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}

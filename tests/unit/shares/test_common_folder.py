@@ -24,6 +24,7 @@ from allotment.shares.cdi import spec_name
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import ModePolicy, read_mode_policies, write_mode_policy
 from allotment.shares.placing import ShareOrder
+from allotment.shares.run import command
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
@@ -310,6 +311,24 @@ def test_no_link_leads_root_to_another_folder(common_folder: Path, tmp_path: Pat
     with pytest.raises(StateError, match="queue belongs to another user"):
         folder.prepare()
     assert tmp_path.stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_a_user_may_not_look_at_is_no_share_of_theirs(
+    common_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /run/allotment, which a node's agent closes: `allot run` and `ps` ended with an error."""
+    run_folder = common_folder / "allotment"
+    monkeypatch.setattr(command, "RUN_FOLDER", run_folder)
+    monkeypatch.setenv("ALLOTMENT_SHARE", str(run_folder / "share"))
+    (run_folder / "share" / "0123").mkdir(parents=True)
+    (run_folder / "share" / "0123" / "policy").touch()
+    assert command.inside_share() == str(run_folder / "share" / "0123")
+    run_folder.chmod(0o700)
+    with as_user(NOBODY):
+        assert command.inside_share() == ""
+        monkeypatch.setenv("ALLOTMENT_SHARE", str(common_folder))
+        (common_folder / "policy").touch()
+        assert command.inside_share() == str(common_folder)
 
 
 def test_where_programs_look_for_their_share_is_roots(

@@ -81,6 +81,33 @@ def test_a_member_that_the_ledger_does_not_know_is_not_enforced(
     assert not share.is_enforced
 
 
+def test_a_program_that_began_after_its_ledger_was_read_is_enforced(
+    folder: StateFolder, make: Make, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    read_before = current(folder)
+    monkeypatch.setenv("ALLOTMENT_SHARE", str(directory))
+    with hold(directory) as holder:
+        monkeypatch.delenv("ALLOTMENT_SHARE")
+        (share,) = view(read_before, driver((holder.pid, 3 * GI)))
+    assert (share.pids, share.is_enforced) == ((holder.pid,), True)
+    assert [each.used for each in share.devices] == [3 * GI]
+
+
+def test_a_program_of_a_share_that_begins_while_the_driver_is_asked_is_not_outside(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    stranger = sleeper()
+
+    def ask(machine: Path | None) -> Mapping[str, Reading | Problem]:
+        begun = sleeper(ALLOTMENT_SHARE=str(directory))
+        return driver((begun.pid, None), (stranger.pid, GI))(machine)
+
+    seen = share_status(current(folder), ask)
+    assert [each.pid for each in seen.outside] == [stranger.pid]
+
+
 def test_what_escaped_the_shim_counts_as_used(
     folder: StateFolder, make: Make, sleeper: Sleeper
 ) -> None:
@@ -379,12 +406,10 @@ def test_a_killed_resize_leaves_its_programs_what_they_had(
     folder: StateFolder,
     make: Make,
     devices: tuple[Device, ...],
-    sleeper: Sleeper,
+    hold: Hold,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, directory = make("8Gi", name="train", runner=None)
-    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
-
     written: list[Share] = []
 
     def write_first(directory: Path, share: Share) -> None:
@@ -395,20 +420,12 @@ def test_a_killed_resize_leaves_its_programs_what_they_had(
 
     monkeypatch.setattr("allotment.shares.resize.write_record", write_first)
     smaller = LimitChange(memory=parse_memory("2Gi"))
-    with pytest.raises(KeyboardInterrupt):
-        resize(folder, "train", smaller, devices, force=True)
-    monkeypatch.undo()
-
-    def seen(used: int) -> ShareView:
-        (found,) = current(folder)
-        assert found.ledger
-        use = replace(found.ledger.devices[0], used=used)
-        (share,) = view(
-            [replace(found, ledger=replace(found.ledger, devices=(use,)))], driver((pid, used))
-        )
-        return share
-
-    assert seen(6 * GI).overuse == ""
+    with hold(directory) as holder:
+        with pytest.raises(KeyboardInterrupt):
+            resize(folder, "train", smaller, devices, force=True)
+        monkeypatch.undo()
+        (share,) = view(current(folder), driver((holder.pid, 3 * GI)))
+        assert (share.devices[0].used, share.overuse) == (3 * GI, "")
     assert resize(folder, "train", smaller, devices, force=True).limits() == {
         devices[0].uuid: 2 * GI
     }
@@ -483,20 +500,25 @@ def test_a_slices_use_is_what_the_driver_lists_on_its_gpu(
     assert "its programs have 8Gi of GPU-whole by the driver" in seen.devices[0].overuse
 
 
+def name_in_slot(directory: Path, pid: int) -> None:
+    """Forges the first slot of a share's ledger."""
+    with (directory / "usage").open("r+b") as file:
+        for at, kind, value in (
+            (SLOT_PID_AT, "<i", pid),
+            (SLOT_START_TIME_AT, "<Q", start_time(pid)),
+        ):
+            file.seek(USAGE_SLOTS_AT + at)
+            file.write(struct.pack(kind, value))
+
+
 def test_a_process_that_the_ledger_alone_names_is_shown_and_never_acted_on(
-    folder: StateFolder, make: Make, sleeper: Sleeper
+    folder: StateFolder, make: Make, hold: Hold, sleeper: Sleeper
 ) -> None:
-    _, directory = make("1Gi", name="train", runner=None)
+    _, directory = make("4Gi", name="train", runner=None)
     member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
-    named = ProcessUse(
-        pid=stranger.pid, start_time=start_time(stranger.pid) or 0, command="forged",
-        used=(GI,), context=(0,), peak=(GI,), refusals=0,
-    )  # fmt: skip
-    (found,) = current(folder)
-    assert found.ledger
-    forged = replace(found, ledger=replace(found.ledger, processes=(named,)))
-    ask = driver((member.pid, GI), (stranger.pid, 8 * GI))
-    seen = share_status([forged], ask)
+    with hold(directory):
+        name_in_slot(directory, stranger.pid)
+        seen = share_status(current(folder), driver((member.pid, GI), (stranger.pid, 8 * GI)))
     (share,) = seen.shares
     assert {each.pid for each in share.processes} == {member.pid, None}
     assert share.pids == (member.pid,)
@@ -521,13 +543,7 @@ def test_no_ledger_can_have_another_shares_process_suspended(
     share, directory = make("4Gi", name="thief", runner=None)
     victim = sleeper()
     with hold(directory):
-        with (directory / "usage").open("r+b") as file:
-            for at, kind, value in (
-                (SLOT_PID_AT, "<i", victim.pid),
-                (SLOT_START_TIME_AT, "<Q", start_time(victim.pid)),
-            ):
-                file.seek(USAGE_SLOTS_AT + at)
-                file.write(struct.pack(kind, value))
+        name_in_slot(directory, victim.pid)
         (found,) = current(folder)
         assert found.ledger
         assert [each.pid for each in found.ledger.processes] == [victim.pid]

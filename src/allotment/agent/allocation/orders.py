@@ -327,8 +327,7 @@ def _mode_of(
             f"pod {pod}, container {ask.container!r}: {problem}",
             hint=_PLACE_AGAIN,
         )
-    mode = resource.mode if ledger_mode(resource.mode) else TIMESLICE
-    mode = EXCLUSIVE if all(traits_of(each).is_exclusive for each in modes) else mode
+    mode = modes.pop() if len(modes) == 1 else TIMESLICE
     if ask.mode not in {None, mode}:
         raise UsageError(
             f"pod {pod}, container {ask.container!r}: it wants mode {ask.mode!r}, and"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot run`: find the command, create its share, run it there, end the share with it."""
 
+import glob
 import os
 import select
 import time
@@ -104,13 +105,12 @@ class _Libraries(msgspec.Struct, frozen=True):
 
 def inside_share() -> str:
     """Return the path of a share that this process is in, or an empty text."""
-    mounted = RUN_FOLDER / "share"
-    if (mounted / "policy").exists():
-        return str(mounted)
-    if policy := next(mounted.glob("*/policy"), None):
-        return str(policy.parent)
-    named = os.environ.get(_SHARE_VARIABLE, "")
-    return named if named and Path(named, "policy").exists() else ""
+    # What this user may not look at, as the folder of a node's agent, is no share of theirs. Unlike
+    # pathlib's, these functions do not raise there.
+    mounted = f"{RUN_FOLDER}/share"
+    named = os.environ.get(_SHARE_VARIABLE)
+    candidates = (mounted, *glob.glob(f"{mounted}/*"), *([named] if named else []))  # noqa: PTH207
+    return next((each for each in candidates if os.path.exists(f"{each}/policy")), "")  # noqa: PTH110
 
 
 def refuse_nesting() -> None:
