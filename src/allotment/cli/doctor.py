@@ -339,7 +339,8 @@ def _driver() -> Iterator[Finding]:
             CheckResult.NOTE,
             "none for these GPUs: containers with a share get the driver's compute libraries, but"
             " not those for video and graphics, and none of NVIDIA's hooks",
-            "install nvidia-container-toolkit; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+            "install nvidia-container-toolkit, and nvidia-ctk cdi generate"
+            " --output=/etc/cdi/nvidia.yaml",
         )
     silent = [problem.uuid for problem in inventory.problems]
     yield from _hidden([*silent, *(device.uuid for device in inventory.devices)])
