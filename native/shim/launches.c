@@ -4,6 +4,7 @@
 
 #include "driver.h"
 #include "extra_abi.h"
+#include "reason.h"
 #include "streams.h"
 
 // ---- a launch's turn ----
@@ -44,18 +45,24 @@ static CUresult begin_late(launch_pass *pass, stream_state *of, CUstream stream,
   return CUDA_SUCCESS;
 }
 
+// What cannot be noted cannot be measured, and must not run.
+static CUresult refuse_unnoted(void) {
+  say_once("no memory of its own is left, which turns need; see `ulimit -v`");
+  return CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_part) {
   pass->stream = NULL;
   pass->is_late = false;
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) {
-    return UNLIKELY(compute_is_unknown()) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    return UNLIKELY(compute_is_unknown()) ? refuse_unnoted() : CUDA_SUCCESS;
   }
   if (compute_is_recorded(all, stream)) return CUDA_SUCCESS;
   stream_state *of = stream_state_of(all, stream, true);
   if (UNLIKELY(of == NULL)) {
     // There was no memory to note the stream.
-    return stream_takes_turns(all, stream) ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    return stream_takes_turns(all, stream) ? refuse_unnoted() : CUDA_SUCCESS;
   }
   if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;

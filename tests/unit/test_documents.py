@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,57 @@ def test_the_count_of_entry_points_is_that_of_the_exports(root: Path) -> None:
     exports = (root / "tests" / "unit" / "shim_exports.txt").read_text().split()
     owned = [name for name in exports if name.startswith(("cu", "nvml"))]
     assert generate_facts.owned_entry_points() == len(owned)
+
+
+UNSEEN = ("none", "not tested")
+# A test, one of its cases, or a case of a C program.
+NAMED_TEST = r'def test_\w*{0}|"[\w-]*{0}\w*"|^static void \w*{0}\w*\(void\)'
+
+
+def named_tests(cell: str, before: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The files that a cell of SECURITY.md names, and what it names that is not there.
+
+    A test is of the file before its name. `before` are the files that "the same" stands for.
+    """
+    files, missing = list(before) if cell.startswith("the same") else [], []
+    for name in re.findall(r"`([^`]+)`", cell):
+        if re.fullmatch(r"\w+", name):
+            wanted = re.compile(NAMED_TEST.format(name.removeprefix("test_")), re.MULTILINE)
+            is_there = bool(files and wanted.search(files[-1].read_text()))
+        else:
+            folders = (ROOT, ROOT / "tests/cluster", *(file.parent for file in files[-1:]))
+            found = [folder / name for folder in folders if (folder / name).exists()]
+            files += found[:1]
+            is_there = bool(found)
+        missing += [name] * (not is_there)
+    if not files and not cell.startswith(UNSEEN):
+        missing.append(cell)
+    return files, missing
+
+
+def test_security_names_a_test_for_each_attack() -> None:
+    missing, seen, heading, files = [], 0, [""], list[Path]()
+    for line in (ROOT / "SECURITY.md").read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("| "):
+            heading = heading if line.startswith("|---") else [""]
+        elif heading == [""]:
+            heading = row
+        elif heading[-1] in {"seen by", "test"}:
+            assert len(row) == len(heading), row
+            files, unknown = named_tests(row[-1], files)
+            missing += unknown
+            seen += bool(files)
+    assert missing == []
+    assert seen > 30
+
+
+def test_a_test_that_is_not_there_would_be_found() -> None:
+    other = [ROOT / "tests/unit/test_words.py"]
+    assert named_tests("`test_no.py`, `tests/unit`", []) == ([ROOT / "tests/unit"], ["test_no.py"])
+    assert named_tests("the same (`an_offence_is_found`)", other) == (other, [])
+    assert named_tests("the same (`leads_back`)", other) == (other, ["leads_back"])
+    assert named_tests("read", []) == ([], ["read"])
 
 
 def unknown_commits(root: Path, text: str) -> list[str]:

@@ -177,6 +177,40 @@ static void who_charges_nothing_is_known_too(void) {
   remove_device();
 }
 
+// ---- nonsense ----
+
+typedef enum nonsense { FUTURE, NO_SEAT, NO_PLACE, NO_BUFFER, NO_FILE, KINDS } nonsense;
+
+// It claims the device by something that no program of ours writes.
+static void claim(allot_leases *liar, const allot_leases *victim, nonsense kind, uint64_t now) {
+  publish(liar, victim, now, now, true);
+  allot_leases_file *file = liar->file;
+  allot_seat_facts *facts = &file->buffers[ALLOT_ROOT_BUFFER(file->root)].facts;
+  if (kind == FUTURE) facts->epoch = now + 2000 * MS;
+  if (kind == NO_SEAT) facts->holder_seat = ALLOT_SEATS;
+  if (kind == NO_PLACE) facts->holding.slot = ALLOT_OWN_PLACES;
+  if (kind == NO_BUFFER) file->root |= 0xffffull << 16;
+  if (kind == NO_FILE) file->magic = 0;
+}
+
+static void nonsense_is_not_believed_for_a_moment(void) {
+  for (nonsense kind = FUTURE; kind < KINDS; kind++) {
+    make_device();
+    allot_leases liar, victim;
+    const int one = take_seat(ANYTHING_GOES);
+    join_seat(&liar, one);
+    join_seat(&victim, take_seat(ANYTHING_GOES));
+    const uint64_t now = monotonic_ns();
+    allot_lease lease;
+    claim(&liar, &victim, kind, now);
+    allot_lease_want(&victim, now, &lease);
+    CHECK(lease.held && victim.file->distrusted == 1ull << one, "%d", kind);
+    allot_leases_close(&victim);
+    allot_leases_close(&liar);
+    remove_device();
+  }
+}
+
 // ---- honest neighbours ----
 
 typedef struct program {
@@ -360,6 +394,7 @@ int main(void) {
   the_thief_is_blamed_and_not_who_is_robbed_too();
   who_gives_the_device_to_another_is_blamed();
   who_charges_nothing_is_known_too();
+  nonsense_is_not_believed_for_a_moment();
   a_throttled_share_and_its_neighbour_believe_each_other();
   long_kernels_are_no_theft();
   a_small_part_of_long_kernels_is_waited_for();

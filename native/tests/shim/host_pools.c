@@ -269,6 +269,10 @@ static void no_pool_is_imported_beyond_the_most(void) {
   EXPECT_EQUAL(result, CUDA_ERROR_OUT_OF_MEMORY);
   GIVES(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0),
         CUDA_ERROR_OUT_OF_MEMORY);
+  // Nor is one used that the driver has made.
+  CUdeviceptr pointer;
+  CUmemoryPool nobodys = pool_of(CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_NONE, 0);
+  GIVES(cuMemAllocFromPoolAsync(&pointer, MIB, nobodys, NULL), CUDA_ERROR_OUT_OF_MEMORY);
   OK(cuMemPoolDestroy(last));
   OK(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0));
 }

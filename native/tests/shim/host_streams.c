@@ -224,14 +224,19 @@ static void without_memory_nothing_is_launched(void) {
   CUstream stream;
   begin();
   OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  int ends[2], errors = dup(STDERR_FILENO);
+  char told[256] = "";
+  EXPECT(pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
   no_memory = true;
-  GIVES(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL),
-        CUDA_ERROR_SYSTEM_NOT_READY);
+  CUresult result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
   no_memory = false;
+  EXPECT(dup2(errors, STDERR_FILENO) == STDERR_FILENO && close(ends[1]) == 0);
+  EXPECT_EQUAL(result, CUDA_ERROR_SYSTEM_NOT_READY);
+  EXPECT(read(ends[0], told, sizeof told - 1) > 0 && strstr(told, "see `ulimit -v`\n") != NULL);
   spin(function, ns, stream);
-  // Streams that it cannot note.
+  // Streams that it cannot note. It is told once.
   no_memory = true;
-  CUresult result = CUDA_SUCCESS;
+  result = CUDA_SUCCESS;
   for (int i = 0; i < 2000 && result == CUDA_SUCCESS; i++) {
     OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);

@@ -16,6 +16,9 @@ from allotment.agent.protocols import Pods, Reports
 from allotment.dialects.own.placement import PLACEMENT, read_booking
 from allotment.model.errors import AllotError, DoesNotFitError, MisplacedError, UsageError
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
+from allotment.model.shares import Share
+from allotment.shares.folders import StateFolder
+from allotment.shares.record import note_event
 
 EVICTED: Final = "PodEvicted"
 KEPT: Final = "PodNotEvicted"
@@ -45,6 +48,13 @@ def is_misplaced(pod: Pod, error: AllotError) -> bool:
     return True
 
 
+def note_evicted(folder: StateFolder, shares: Collection[Share], pod: PodUid, why: str) -> None:
+    """Let `allot events` show the eviction, for each share of the pod."""
+    for share in shares:
+        if share.owner is not None and share.owner.uid == pod:
+            note_event(folder, "evicted", share=share.name, share_id=share.id, text=why)
+
+
 class Evictions:
     """Needs `run` running for sick GPUs."""
 
@@ -57,12 +67,14 @@ class Evictions:
         after_s: Callable[[], float] = lambda: 0.0,
         owners: Callable[[str], Sequence[Owner]] = lambda _: (),
         on_due: Callable[[Collection[str]], None] = lambda _: None,
+        on_evicted: Callable[[PodUid, str], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`sick` returns why, by UUID, GPUs lose their pods; `after_s` the time before that.
 
         `owners` returns the owners of the shares on a GPU. `on_due` gets the GPUs that have been
         sick for long enough, at each look: pods with claims are evicted by Kubernetes, by a taint.
+        `on_evicted` gets each deleted pod, and why.
         """
         self._pods = pods
         self._reports = reports
@@ -70,6 +82,7 @@ class Evictions:
         self._after_s = after_s
         self._owners = owners
         self._on_due = on_due
+        self._on_evicted = on_evicted
         self._clock = clock
         self._refused: dict[PodUid, float] = {}
         """Since when the shares of misplaced pods are refused."""
@@ -139,6 +152,7 @@ class Evictions:
                 self._reports.pod(pod, KEPT, f"{why}; {obstacle}", is_warning=True)
             return
         self._deleted.add(pod.uid)
+        self._on_evicted(pod.uid, why)
         self._reports.count("evictions")
         text = f"deleted, so that its controller creates it again: {why}"
         self._reports.pod(pod, EVICTED, text, is_warning=True)

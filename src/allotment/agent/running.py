@@ -31,7 +31,7 @@ from allotment.agent.configuring import AgentSettings, Configuring
 from allotment.agent.device_modes import ComputeModes, DeviceModes
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
-from allotment.agent.evictions import Evictions
+from allotment.agent.evictions import Evictions, note_evicted
 from allotment.agent.gpu_users import held_devices
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
@@ -286,6 +286,7 @@ class _Agent:
             after_s=lambda: self._health_config().evict_after_s,
             owners=self._owners,
             on_due=state.renew_evicted,
+            on_evicted=lambda pod, why: note_evicted(folder, self._tenants.shares, pod, why),
         )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)

@@ -36,6 +36,7 @@ from allotment.model.mig import MigGpu
 from allotment.modes import traits_of
 from allotment.modes.mig.journal import Journal, Stage, stands_for
 from allotment.modes.mps.state import DaemonState, MpsStatus
+from allotment.shares.cdi import has_toolkit_spec
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.recovery import list_shares
@@ -332,6 +333,15 @@ def _driver() -> Iterator[Finding]:
         fix = "check the kernel log (dmesg | grep -i xid); reset or replace the GPU"
         name = problem.uuid or f"number {problem.index}"
         yield Finding(f"GPU {name}", CheckResult.NOTE, problem.message, fix)
+    if inventory.devices and not has_toolkit_spec(inventory.devices):
+        yield Finding(
+            "NVIDIA's CDI spec",
+            CheckResult.NOTE,
+            "none for these GPUs: containers with a share get the driver's compute libraries, but"
+            " not those for video and graphics, and none of NVIDIA's hooks",
+            "install nvidia-container-toolkit, and nvidia-ctk cdi generate"
+            " --output=/etc/cdi/nvidia.yaml",
+        )
     silent = [problem.uuid for problem in inventory.problems]
     yield from _hidden([*silent, *(device.uuid for device in inventory.devices)])
 

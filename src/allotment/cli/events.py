@@ -25,10 +25,11 @@ _PACE_S: Final = 0.5
 @output_option("text", "json")
 @state_option
 def command(*, shares: tuple[str, ...], follow: bool, output: str, state: Path | None) -> None:
-    """Show when shares were created, refused, resized, suspended, resumed, damaged and ended.
+    """Show when shares were created, refused, resized, suspended, resumed, damaged, evicted, ended.
 
     With SHARE (name or id, also of an ended one): only its events. `lost` names shares whose
-    programs lost their GPU state, because their GPU's MPS daemon ended.
+    programs lost their GPU state, because their GPU's MPS daemon ended. `evicted` names those whose
+    pod the node's agent deleted.
 
     No daemon watches: each command records what it did and met. A share whose `allot run` was
     killed ends in the events when the next command finds that. The file `events` of the state

@@ -404,6 +404,11 @@ def _libraries(listing: str, root: Path) -> Iterator[tuple[str, str]]:
             yield match["name"], str(Path("/") / inside)
 
 
+def has_toolkit_spec(devices: Sequence[Device], folders: Sequence[Path] = _CDI_FOLDERS) -> bool:
+    """Tell whether NVIDIA's own spec has these devices."""
+    return _toolkit_edits(devices, folders) is not None
+
+
 def _toolkit_edits(devices: Sequence[Device], folders: Iterable[Path]) -> Edits | None:
     """The edits of NVIDIA's own spec for these devices; None: a device is missing there."""
     for spec in _nvidia_specs(folders):

@@ -6,17 +6,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubelet_twin import OFFER, ROOM, SOFT_DEVICES, UNIT, PodsTwin, PodTwin, ReportsTwin
+from pod_node import Node, order
 from tenancy_scene import Scene, part, story
 
-from allotment.agent.evictions import EVICTED, KEPT, MISPLACED_S, NO_ROOM_S, Evictions
+from allotment.agent.evictions import (
+    EVICTED,
+    KEPT,
+    MISPLACED_S,
+    NO_ROOM_S,
+    Evictions,
+    note_evicted,
+)
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.errors import StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.structs import replace
+from allotment.shares.record import read_events
 
 OTHER_MODE = replace(
     OFFER,
@@ -220,6 +230,7 @@ class Sick:
         """`beside`: the GPU of another container of the pod."""
         self.now = 0.0
         self.sick: dict[str, str] = {}
+        self.evicted: list[tuple[PodUid, str]] = []
         self.pods = FailingPods() if is_failing else PodsTwin()
         pod = Pod(
             uid=PodUid("1"),
@@ -253,6 +264,7 @@ class Sick:
                 *([replace(owner, container="side")] if uuid == beside else []),
             ],
             on_due=self._hear,
+            on_evicted=lambda pod, why: self.evicted.append((pod, why)),
             clock=lambda: self.now,
         )
 
@@ -292,6 +304,17 @@ def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
     assert scene.look(after_s=1) == [PodUid("1")]
     assert scene.reports.reasons("pod-1") == [EVICTED]
     assert "GPU GPU-0 of container main: it is lost" in scene.reports.events[0][2]
+    assert scene.evicted == [("1", "GPU GPU-0 of container main: it is lost")]
+
+
+def test_an_eviction_is_among_the_events_of_the_machine(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    share, _ = (node.prepare(order(number)) for number in (1, 2))
+    assert share.owner is not None
+    before = len(read_events(node.folder))
+    note_evicted(node.folder, node.shares.owned(), share.owner.uid, "its GPU is lost")
+    (event,) = read_events(node.folder)[before:]
+    assert (event.kind, event.id, event.text) == ("evicted", share.id, "its GPU is lost")
 
 
 def test_a_gpu_is_due_from_its_time_until_it_is_well() -> None:

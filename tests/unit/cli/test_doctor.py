@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot doctor` says of a cluster's admission policies."""
+"""What `allot doctor` says of a cluster's admission policies, and of NVIDIA's CDI spec."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from gpus import gpu
 
 from allotment.cli import doctor
+from allotment.devices.sources import Inventory
 from allotment.dialects.foreign.settings import foreign_dialects
 from allotment.kube.errors import DeniedError, ObjectMissingError
 from allotment.kube.policies import ADMISSION
 from allotment.scheduler.admission.manifests import Installation, admission_objects
 from allotment.scheduler.admission.rules import all_keys
 from allotment.scheduler.settings import read_file_settings
+from allotment.shares.cdi import has_toolkit_spec
 
 Specs = dict[str, dict[str, Any]]
 STATE = "allotment-state-folder"
@@ -275,3 +279,26 @@ def test_policies_of_own_dialects_are_compared_with_their_settings(
     assert findings(monkeypatch, specs)["the scheduler's policies"][0] == "note"
     found = findings(monkeypatch, specs, dialects=path)
     assert {outcome for outcome, _, _ in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_missing"),
+    [
+        (None, True),
+        ("kind: nvidia.com/gpu\ndevices: [{name: '0'}]\n", True),
+        ("kind: nvidia.com/gpu\ndevices: [{name: '0'}, {name: GPU-1}]\n", False),
+    ],
+    ids=["none", "of one GPU", "of all"],
+)
+def test_what_containers_lack_without_nvidias_spec_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: str | None, *, is_missing: bool
+) -> None:
+    if spec is not None:
+        (tmp_path / "nvidia.yaml").write_text(spec)
+    monkeypatch.setattr(doctor, "real_inventory", lambda: Inventory((gpu(0), gpu(1)), ()))
+    monkeypatch.setattr(doctor, "has_toolkit_spec", partial(has_toolkit_spec, folders=[tmp_path]))
+    found = {each.name: each for each in doctor._driver()}  # noqa: SLF001
+    assert ("NVIDIA's CDI spec" in found) == is_missing
+    if is_missing:
+        assert "video and graphics" in found["NVIDIA's CDI spec"].detail
+        assert "nvidia-ctk cdi generate" in str(found["NVIDIA's CDI spec"].fix)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from allotment.cli.scheduler import command
 from allotment.model.errors import AllotError, UsageError
+from allotment.scheduler.settings import SchedulerSettings
 
 
 def test_the_configuration_is_one_of_kube_scheduler() -> None:
@@ -145,6 +146,17 @@ def test_what_cannot_be_meant_is_refused_with_the_next_step(
     assert isinstance(result.exception, UsageError), result.exception
     assert words in result.exception.message
     assert result.exception.hint
+
+
+@pytest.mark.parametrize(("words", "floor"), [([], 500), (["--compute-floor", "0"], 0)])
+def test_the_floor_is_a_setting(
+    words: list[str], floor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[SchedulerSettings] = []
+    monkeypatch.setattr("allotment.scheduler.running.run", given.append)
+    result = CliRunner().invoke(command, words)
+    assert result.exception is None, result.output
+    assert [each.compute_floor for each in given] == [floor]
 
 
 def test_no_way_to_the_api_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,18 @@ def test_what_others_have_is_not_free() -> None:
     assert [part.placed.uuid for part in found.proposal[0].parts] == ["GPU-a-1"]
 
 
+@pytest.mark.parametrize(("floor", "fits"), [(0, True), (500, False)])
+def test_time_that_is_guaranteed_to_others_is_no_room(floor: int, *, fits: bool) -> None:
+    others = [pod(f"runs-{number}", asking(), on=("a", 0)) for number in range(2)]
+    memory_alone = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "1Gi"}
+    twin = Twin([node("a", devices=1, memory=60 * GI)], [*others, pod("it", memory_alone)])
+    found = twin.explain(compute_floor=floor)
+    assert found.fitting == (("a",) if fits else ())
+    if not fits:
+        (group,) = found.refused
+        assert "0 % of a GPU's compute that is not guaranteed to others" in group.text
+
+
 def test_the_best_node_is_by_the_policy_that_is_asked_about() -> None:
     twin = Twin([node("a"), node("b")], [pod("runs", asking(), on=("b", 0)), pod("it", asking())])
     assert twin.explain(policies=("binpack",)).fitting == ("b", "a")

@@ -26,6 +26,7 @@ async def test_a_container_gets_the_share_that_its_answer_named(node: Scene) -> 
     assert await node.start(pod) == ""
     share = node.store.shares[ShareId(str(node.share_of(pod)))]
     assert str(share.owner) == "team/pod-1/main"
+    assert node.tenants.modes() == {share.devices[0].uuid: "soft"}
     assert node.reports.reasons("pod-1") == ["ShareReady"]
     assert ("shares_made", {"mode": "soft"}) in node.reports.counts
 

@@ -247,6 +247,8 @@ class TenancyTwin:
     problem: str | None = None
     """Of each resource."""
     failures: int = 0
+    modes: dict[str, str] = field(default_factory=dict)
+    """Of the shares on each device that has some."""
 
     def offered(self, resource: Resource) -> OfferedResource:
         described = describe(resource, config=Config(), devices={})
@@ -382,6 +384,7 @@ def world(short_folder: Path) -> World:
         reports=reports,
         links=dict,
         policy=lambda: "distributed",
+        modes=lambda: tenancy.modes,
     )
     return World(
         kubelet=KubeletTwin(folder),

@@ -68,6 +68,8 @@ def test_resources_are_offered_and_answered(world: World) -> None:
             await kubelet.pre_start(SHARE, ["share::1"])
             assert world.tenancy.prepared == [(SHARE, frozenset({"share::1"}))]
             assert await kubelet.preferred(GPU, ["GPU-1", "GPU-0"], 1) == ["GPU-0"]
+            world.tenancy.modes["GPU-0"] = "soft"
+            assert await kubelet.preferred(GPU, ["GPU-1", "GPU-0"], 1) == ["GPU-1"]
             (entry,) = world.checkpoint.entries()
             assert (entry.pod, entry.container, entry.share) == ("u-1", "main", share)
         names = {name for name, _ in world.reports.observed}
