@@ -81,7 +81,7 @@ _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
 _MARKS: Final = "[0-9a-f]" * 8
 """In the names of our sockets, and of no other driver's."""
-_SOON_S: Final = 10.0
+SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _POD_S: Final = 1.0
 """For a claim's pod to be reported: the kubelet knows it already."""
@@ -115,13 +115,14 @@ class ResourceDriver:
         look_s: float = _LOOK_S,
         tell_s: float = _HEALTH_S / 3,
         pod_s: float = _POD_S,
+        soon_s: float = SOON_S,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
         not needed; `tell_s`: between two reports of health; `pod_s`: the longest wait for a claim's
-        pod to be reported.
+        pod to be reported; `soon_s`: likewise, for a claim's devices to be known.
         """
         self._api = api
         self._node = node
@@ -146,6 +147,7 @@ class ResourceDriver:
         self._kubelet = kubelet
         self._look_s = look_s
         self._tell_s = tell_s
+        self._soon_s = soon_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
         self._is_registered = asyncio.Event()
@@ -552,8 +554,10 @@ class ResourceDriver:
     async def _wait_for(self, names: Iterable[str]) -> None:
         """Wait for devices that an agent that has just started does not know yet."""
         wanted = set(names)
+        if wanted <= self._pool.devices.keys():
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SOON_S):
+            async with asyncio.timeout(self._soon_s):
                 async for _ in self._renewed.changes():
                     if wanted <= self._pool.devices.keys():
                         return
