@@ -354,8 +354,7 @@ class ResourceDriver:
                     driver=self._driver,
                 )
                 await self._wait_for(each.device for each in claim.devices)
-                shares = await self._made(claim)
-                monitors = await self._shown(claim)
+                shares, monitors = await self._given(claim)
                 self._users.settled(asked.uid)
         except AllotError as error:
             if not is_retry:
@@ -391,27 +390,16 @@ class ResourceDriver:
             else:
                 self._reported.over(_STATUS)
 
-    async def _slice_time(
-        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder], *, is_new: bool
-    ) -> None:
-        """Set the time slices that a claim's parameters name. Raises `AllotError`.
-
-        Then a claim that is new keeps nothing; the containers of another one may run.
-        """
-        try:
-            for request, order in orders.items():
-                sharing = sharing_of(claim, request, is_slice=bool(order.slices))
-                if sharing is None or not traits_of(order.request.mode).is_time_sliced:
-                    continue
-                wanted = TimeSlice(sharing.time_slice)
-                for uuid in order.devices:
-                    if wanted != self._usual_time_slice(uuid):
-                        await asyncio.to_thread(self._set_time_slice, uuid, wanted)
-        except AllotError:
-            with contextlib.suppress(AllotError):  # the first error is the one to report
-                if is_new:
-                    await self._release(PodUid(claim.uid))
-            raise
+    async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Set the time slices that a claim's parameters name. Raises `AllotError`."""
+        for request, order in orders.items():
+            sharing = sharing_of(claim, request, is_slice=bool(order.slices))
+            if sharing is None or not traits_of(order.request.mode).is_time_sliced:
+                continue
+            wanted = TimeSlice(sharing.time_slice)
+            for uuid in order.devices:
+                if wanted != self._usual_time_slice(uuid):
+                    await asyncio.to_thread(self._set_time_slice, uuid, wanted)
 
     async def _unslice_time(self, uid: str) -> None:
         """Set back what `_slice_time` set: before the share ends, so that a crash repeats it."""
@@ -480,18 +468,35 @@ class ResourceDriver:
     def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
         return orders_of(claim, self._pool, node=self._name)
 
-    async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
-        """Make a claim's shares; return that of each request. Raises `AllotError`."""
+    async def _given(self, claim: ResourceClaim) -> tuple[Mapping[str, Share], Mapping[str, str]]:
+        """Make a claim's shares and monitors, by request. Raises `AllotError`.
+
+        Then a claim that is new keeps nothing; the containers of another one may run.
+        """
         orders = self._orders(claim)
         await self._end_former(claim, orders.values())
+        owners = [share.owner for share in self._tenants.shares]
+        if claim.requests(is_admin=True):
+            owners += (await asyncio.to_thread(self._monitors.owners)).values()
+        try:
+            return await self._made(claim, orders), await self._shown(claim)
+        except AllotError:
+            with contextlib.suppress(AllotError):  # the first error is the one to report
+                if all(owner is None or owner.uid != claim.uid for owner in owners):
+                    await self._release(PodUid(claim.uid))
+            raise
+
+    async def _made(
+        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]
+    ) -> Mapping[str, Share]:
+        """Make a claim's shares; return that of each request. Raises `AllotError`."""
         before = {share.id for share in self._tenants.shares}
         if not before.issuperset(order.id for order in orders.values()):
             # What runs already is not taken back.
             orders = {name: self._allowed(claim, name, each) for name, each in orders.items()}
             await self._users.check(claim, orders)
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-        is_new = before.isdisjoint(order.id for order in orders.values())
-        await self._slice_time(claim, orders, is_new=is_new)
+        await self._slice_time(claim, orders)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
 
