@@ -354,7 +354,7 @@ def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -
 def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node: NodeAgent, pods: Pods
 ) -> None:
-    """So it is with a kubelet, which deletes the slices at its start."""
+    """So it is with a runtime, and with a kubelet, which deletes the slices at its start."""
     claim(pods, "first", share(memory="4Gi"))
     pods.create(claiming("first", burn_and_stay("1Gi"), "first"))
     burnt(pods, "first")
@@ -371,7 +371,8 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     assert before in node.shares()
     with undisturbed(pods, "first", "second"):
         shares = node.shares()
-        node.cluster.restart("kubelet", signal.SIGKILL)
+        for component in ("containerd", "kubelet"):
+            node.cluster.restart(component, signal.SIGKILL)
         claim(pods, "third", share(memory="6Gi"))
         pods.create(claiming("third", burn_and_stay("1Gi"), "third"))
         assert burnt(pods, "third").total_bytes == 6 * GIB
