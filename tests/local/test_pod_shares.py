@@ -226,7 +226,7 @@ def test_a_claims_share_has_the_claims_name_in_each_listing(allot: Allot, node: 
     first, second = node.uuids
     part = node.prepare(1, Request(parse_memory("4Gi")), devices=(first,), claim="quarter")
     whole = node.prepare(2, whole_devices(1, mode=EXCLUSIVE), devices=(second,), claim="whole")
-    names = {part.id: "lab/quarter/gpu", whole.id: "lab/whole/gpu"}
+    names: dict[str, str] = {part.id: "lab/quarter/gpu", whole.id: "lab/whole/gpu"}
     for command in (("ps",), ("top", "--once")):
         listed = allot(*command).stdout
         assert all(name in listed for name in names.values()), command
