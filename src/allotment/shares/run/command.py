@@ -105,10 +105,11 @@ class _Libraries(msgspec.Struct, frozen=True):
 def inside_share() -> str:
     """Return the path of a share that this process is in, or an empty text."""
     mounted = RUN_FOLDER / "share"
-    if (mounted / "policy").exists():
-        return str(mounted)
-    if policy := next(mounted.glob("*/policy"), None):
-        return str(policy.parent)
+    with suppress(PermissionError):  # outside: root's own state folder has that name
+        if (mounted / "policy").exists():
+            return str(mounted)
+        if policy := next(mounted.glob("*/policy"), None):
+            return str(policy.parent)
     named = os.environ.get(_SHARE_VARIABLE, "")
     return named if named and Path(named, "policy").exists() else ""
 
