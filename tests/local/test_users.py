@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -190,3 +191,17 @@ def test_the_next_step_helps_in_a_folder_for_all_users(allot: Allot, reachable: 
     reachable.chmod(0o1777)
     done = run_in(reachable, allot, by_option(PYTHON, "-c", TWICE))
     assert (done.stdout, done.stderr) == ("0 0\n", "")
+
+
+def test_another_user_is_outside_of_shares_beside_roots_own_folder() -> None:
+    """It has the name of the folder of shares inside of containers, and is closed."""
+    asked = (
+        "import os; from allotment.shares.run.command import inside_share;"
+        f" os.seteuid({NOBODY}); print(repr(inside_share()))"
+    )
+    steps = "mount -t tmpfs none /run && mkdir -m 700 /run/allotment && exec "
+    steps += shlex.join([sys.executable, "-c", asked])
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", steps], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("''\n", "")
