@@ -8,6 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
+from claims import (
+    NOT_PREPARED,
+    claim,
+    claiming,
+    install_classes,
+    share,
+    shares_of,
+    wait_for_pool,
+)
 from stories import (
     GPU,
     GPU_COMPUTE,
@@ -23,7 +32,7 @@ from testbed.api import ApiError
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
-from testbed.waiting import TestbedError
+from testbed.waiting import TestbedError, wait_until
 
 SLEEP = ["sleep", "1000"]
 
@@ -236,7 +245,11 @@ def test_quantities_without_a_gpu_are_told_of(pods: Pods) -> None:
 
 
 def test_cdi_folder_that_cannot_be_written_holds_pods_back(node: NodeAgent, pods: Pods) -> None:
+    """Those with claims, too: the agent tries them again when the node's shares have changed."""
     machine = node.cluster.node
+    install_classes(node.cluster)
+    wait_for_pool(node.cluster, node.gpus())
+    claim(pods, "mine", share(memory="4Gi"))
     machine.run(["mkdir", "-p", "/run/cdi"])
     machine.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/run/cdi"])
     try:
@@ -245,8 +258,15 @@ def test_cdi_folder_that_cannot_be_written_holds_pods_back(node: NodeAgent, pods
         assert "/var/run/cdi" in event["message"]
         assert "cannot write the CDI spec: Read-only file system" in event["message"]
         assert "let the node agent write into /var/run/cdi" in event["message"]
+        pods.create(claiming("claims", SLEEP, "mine"))
+        unwritten = "cannot write the CDI spec: Read-only file system"
+        pods.wait_event("claims", reason=NOT_PREPARED, contains=unwritten)
+        assert not shares_of(node, pods, "mine")
     finally:
         # Whoever looks at it at this moment does not hold it up.
         machine.run(["umount", "--lazy", "/run/cdi"])
-    pods.wait_ready("waits")
+    for name in ("waits", "claims"):
+        pods.wait_ready(name)
+    pods.delete("claims")
+    wait_until(lambda: not shares_of(node, pods, "mine"), "end of the claim's share")
     node.wait_exact()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from claims import claim, claiming, install_classes, share, shares_of
 from stories import (
     GIB,
     SOFT,
@@ -85,7 +86,7 @@ def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> No
     burns = container(burn_and_stay("512Mi"), limits=part("3Gi"))
     pods.create(pod("crashes", burns, restart="Always"))
     assert burnt(pods, "crashes").total_bytes == 3 * GIB
-    share = node.share(pods, "crashes")
+    crashing = node.share(pods, "crashes")
     wait_taken_on(pods, "before", "goes", "crashes")
     with undisturbed(pods, "before"):
         node.end(signal.SIGTERM)
@@ -101,7 +102,7 @@ def test_the_agent_is_away_for_twenty_seconds(node: NodeAgent, pods: Pods) -> No
         wait_taken_on(pods, *names)
         pods.wait_restarted("crashes")
         assert burnt(pods, "crashes").total_bytes == 3 * GIB
-        assert node.share(pods, "crashes") == share
+        assert node.share(pods, "crashes") == crashing
         wait_until(
             lambda: pods.cluster.api.get(f"{path}/d")["status"].get("readyReplicas") == 3,
             "three pods of the Deployment",
@@ -162,10 +163,17 @@ def test_a_new_front_takes_over_while_pods_arrive(
 
 
 def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Cluster]) -> None:
-    """A service of the node is there before the kubelet, which no pod can be."""
+    """A service of the node is there before the kubelet, which no pod can be.
+
+    A pod with a ResourceClaim waits for the agent.
+    """
     own = own_cluster()
     pods = Pods(own, "default")
+    install_classes(own)
+    sizes = {"p1": GIB, "p2": 2 * GIB, "p3": 3 * GIB, "claimed": 4 * GIB}
     with node_agent(own, SOFT) as node:
+        claim(pods, "mine", share(memory="4Gi", compute="10"))
+        pods.create(claiming("claimed", burn_and_stay("512Mi"), "mine", restart="Always"))
         for number in (1, 2, 3):
             limits = part(f"{number}Gi")
             pods.create(
@@ -173,7 +181,8 @@ def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Clu
                     f"p{number}", container(burn_and_stay("512Mi"), limits=limits), restart="Always"
                 )
             )
-            assert burnt(pods, f"p{number}").total_bytes == number * GIB
+        assert {name: burnt(pods, name).total_bytes for name in sizes} == sizes
+        (before,) = shares_of(node, pods, "mine")
         ready = own.state / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(ready))
@@ -186,9 +195,13 @@ def test_the_node_reboots_with_a_front_of_its_own(own_cluster: Callable[..., Clu
 
             own.reboot_node(at_boot=start_front)
         node.again()
-        for number in (1, 2, 3):
-            pods.wait_restarted(f"p{number}", timeout_s=120)
-            wait_taken_on(pods, f"p{number}")
-            assert burnt(pods, f"p{number}").total_bytes == number * GIB
+        for name in sizes:
+            pods.wait_restarted(name, timeout_s=120)
+        wait_taken_on(pods, "p1", "p2", "p3")
+        assert {name: burnt(pods, name).total_bytes for name in sizes} == sizes
+        (after,) = shares_of(node, pods, "mine")
+        assert (after.id, after.devices) == (before.id, before.devices)
         assert failed(pods) == []
+        pods.delete("claimed")
+        wait_until(lambda: not shares_of(node, pods, "mine"), "end of the claim's share")
         node.wait_exact()

@@ -215,7 +215,7 @@ def test_claims_of_parts_side_by_side(node: NodeAgent, pods: Pods) -> None:
 def the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
     node: NodeAgent, pods: Pods
 ) -> Iterator[None]:
-    """The whole one by an extended resource: kube-scheduler makes its claim."""
+    """By an extended resource, for which kube-scheduler makes a claim; then for two containers."""
     for name in ("a", "b"):
         claim(pods, name, share(memory="10Gi"))
         pods.create(claiming(name, burn_and_stay("1Gi"), name))
@@ -223,10 +223,19 @@ def the_fullest_gpu_is_taken_first_and_a_whole_one_is_an_empty_one(
     pods.create(pod("whole", container(burn_and_stay("1Gi"), limits=limits)))
     yield
     assert burnt(pods, "whole").total_bytes > 78 * GIB
-    assert burnt(pods, "a").uuid == burnt(pods, "b").uuid != burnt(pods, "whole").uuid
+    empty = burnt(pods, "whole").uuid
+    assert burnt(pods, "a").uuid == burnt(pods, "b").uuid != empty
     (whole,) = (each for each in node.shares() if each.owner and each.owner.pod not in {"a", "b"})
     assert whole.owner is not None
     assert (whole.owner.is_claim, whole.mode) == (True, "exclusive")
+    pods.delete("whole")
+    claim(pods, "turns", {"name": "gpu", "exactly": {"deviceClassName": DRIVER}})
+    asking = [using(name, burn_and_stay("1Gi")) for name in ("first", "second")]
+    pods.create(pod("turns", *asking, resourceClaims=of_claim("turns")))
+    for each in (burnt(pods, "turns", name) for name in ("first", "second")):
+        assert (each.uuid, each.errors) == (empty, ())
+        assert each.total_bytes > 78 * GIB
+    assert [each.mode for each in shares_of(node, pods, "turns")] == ["exclusive"]
 
 
 def a_monitor_sees_all_gpus_beside_a_whole_one(node: NodeAgent, pods: Pods) -> Iterator[None]:
@@ -354,7 +363,7 @@ def test_the_first_available_alternative_is_taken(node: NodeAgent, pods: Pods) -
 def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     node: NodeAgent, pods: Pods
 ) -> None:
-    """So it is with a kubelet, which deletes the slices at its start."""
+    """So it is with a runtime, and with a kubelet, which deletes the slices at its start."""
     claim(pods, "first", share(memory="4Gi"))
     pods.create(claiming("first", burn_and_stay("1Gi"), "first"))
     burnt(pods, "first")
@@ -371,7 +380,8 @@ def test_a_claim_waits_for_an_agent_that_is_away_and_keeps_its_share(
     assert before in node.shares()
     with undisturbed(pods, "first", "second"):
         shares = node.shares()
-        node.cluster.restart("kubelet", signal.SIGKILL)
+        for component in ("containerd", "kubelet"):
+            node.cluster.restart(component, signal.SIGKILL)
         claim(pods, "third", share(memory="6Gi"))
         pods.create(claiming("third", burn_and_stay("1Gi"), "third"))
         assert burnt(pods, "third").total_bytes == 6 * GIB

@@ -61,6 +61,10 @@ def test_wrong_parameters_are_refused_when_they_are_written(control_plane: Clust
                 assert f"{where}.config[1].opaque.parameters.{problem}" in said, kind
             good = objects(GOOD)[kind][2]
             api.post(path, good)
+        # Pods that ask for these are placed by Allotment's scheduler, and counted once.
+        path, _, good = objects(GOOD)["DeviceClass"]
+        for_plugin = {**good, "spec": {"extendedResourceName": "allotment.dev/gpu"}}
+        assert "is counted by the device plugin" in refused(api, path, for_plugin)
         # A class may change later, and is read again.
         path, _, wrong = objects(WRONG)["DeviceClass"]
         with pytest.raises(ApiError, match="wieght is unknown"):

@@ -56,14 +56,16 @@ class Node:
         *,
         devices: Iterable[str] = (),
         injection: Injection = Injection.CDI,
+        claim: str = "",
     ) -> Share:
         owner = Owner(
             uid=PodUid(f"uid-{number}"),
             namespace="lab",
-            pod=f"pod-{number}",
-            container="train",
+            pod=claim or f"pod-{number}",
+            container="gpu" if claim else "train",
             kind=ContainerKind.REGULAR,
-            resource="allotment.dev/gpu",
+            resource="gpu.allotment.dev" if claim else "allotment.dev/gpu",
+            is_claim=bool(claim),
         )
         order = ShareOrder(
             request,
@@ -218,6 +220,22 @@ def test_time_slices_share_all_there_is(allot: Allot, node: Node, start: Start) 
     assert {each["remark"] for each in shares(allot).values()} == {"time-sliced, nothing enforced"}
     (device,) = [each for each in devices(allot) if each["uuid"] == first]
     assert (device["memory_allotted_bytes"], len(device["shares"])) == (0, 2)
+
+
+def test_a_claims_share_has_the_claims_name_in_each_listing(allot: Allot, node: Node) -> None:
+    first, second = node.uuids
+    part = node.prepare(1, Request(parse_memory("4Gi")), devices=(first,), claim="quarter")
+    whole = node.prepare(2, whole_devices(1, mode=EXCLUSIVE), devices=(second,), claim="whole")
+    names: dict[str, str] = {part.id: "lab/quarter/gpu", whole.id: "lab/whole/gpu"}
+    for command in (("ps",), ("top", "--once")):
+        listed = allot(*command).stdout
+        assert all(name in listed for name in names.values()), command
+    listed = allot("ps", names[part.id]).stdout
+    assert (names[part.id] in listed, names[whole.id] in listed) == (True, False)
+    for id_, found in shares(allot).items():
+        assert (found["name"], found["owner"]["claim"]) == (names[id_], True)
+    held = {each["uuid"]: each["shares"] for each in devices(allot)}
+    assert held == {first: [names[part.id]], second: [names[whole.id]]}
 
 
 def test_replicas_are_parts_that_are_enforced(node: Node, start: Start) -> None:

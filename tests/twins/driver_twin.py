@@ -149,6 +149,7 @@ class Scene:
             look_s=look_s,
             tell_s=0.05,
             pod_s=0.05,
+            soon_s=0.05,
         )
         self.channel: grpc.aio.Channel
         self.service = ""

@@ -264,6 +264,7 @@ class _Written(Narrow):
     The configurations are in `spec.devices`, `spec.spec.devices` and `spec`.
     """
 
+    extended_resource_name: str | None = None
     config: list[_Config] | None = None
     devices: "_Written | None" = None
     spec: "_Written | None" = None
@@ -281,19 +282,27 @@ class _Named(_Written):
 _NAMED = msgspec.json.Decoder(_Named)
 
 
-def written_parameters(
-    content: bytes | msgspec.Raw, *, driver: str
-) -> tuple[str, list[Parameters]]:
-    """Return an object's name, and the parameters for a driver as its author wrote them.
+class WrittenObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceClaim, a ResourceClaimTemplate or a DeviceClass, as far as a driver reads it."""
 
-    Of a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. Raises `UsageError`.
-    """
+    name: str
+    parameters: Sequence[Parameters]
+    extended_resource: str
+    """The name by which pods ask for devices of the class; empty: none."""
+
+
+def written_object(content: bytes | msgspec.Raw, *, driver: str) -> WrittenObject:
+    """Read an object as its author wrote it. Raises `UsageError`."""
     try:
         found = _NAMED.decode(content)
         parameters = [*_within(found, "", driver)]
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise UsageError(f"it has no readable configuration: {error}") from error
-    return found.metadata.name or found.metadata.generate_name, parameters
+    return WrittenObject(
+        name=found.metadata.name or found.metadata.generate_name,
+        parameters=parameters,
+        extended_resource=(found.spec.extended_resource_name if found.spec else None) or "",
+    )
 
 
 def _within(level: _Written, where: str, driver: str) -> Iterator[Parameters]:

@@ -16,7 +16,6 @@ from allotment.ledger.leases import CONTRACT, TakenSeat, Terms, change, read_con
 from allotment.model.accounting import (
     DeviceAmount,
     beside,
-    device_amount,
     holders,
     most_of,
     overlap,
@@ -66,7 +65,7 @@ def booked(shares: Iterable[LoadedShare], *, seen_by: Owner | None = None) -> di
     devices: dict[str, dict[PodUid | ShareId, list[tuple[LoadedShare, DeviceAmount]]]] = {}
     for loaded in shares:
         pod = loaded.owner.uid if loaded.owner else loaded.id
-        for uuid, part in _parts(loaded).items():
+        for uuid, part in loaded.parts.items():
             devices.setdefault(uuid, {}).setdefault(pod, []).append((loaded, part))
     return {uuid: _booking(pods.values(), seen_by) for uuid, pods in devices.items()}
 
@@ -104,21 +103,6 @@ def _booking(
         sharers=[loaded.name for loaded in counted],
         reusable=reusable,
     )
-
-
-def _parts(loaded: LoadedShare) -> dict[str, DeviceAmount]:
-    """Return a share's part of each device."""
-    guarantees = loaded.guarantees()
-    oversubscribed = {device.uuid for device in loaded.devices() if device.is_oversubscribed}
-    return {
-        uuid: device_amount(
-            mode=loaded.mode,
-            memory=limit,
-            guarantee=guarantees.get(uuid, 0),
-            may_oversubscribe=uuid in oversubscribed,
-        )
-        for uuid, limit in loaded.booked_memory().items()
-    }
 
 
 def _mode_of(shares: Sequence[LoadedShare]) -> str:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from allotment.files import atomic_write, read_regular
 from allotment.ledger import Ledger, Terms
 from allotment.ledger.leases import DeviceFiles
+from allotment.model.accounting import DeviceAmount, device_amount
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
@@ -276,7 +277,7 @@ def note_damage(folder: StateFolder, shares: Iterable["LoadedShare"]) -> None:
             note_event(folder, "damaged", share=loaded.name, share_id=loaded.id, text=text)
 
 
-class LoadedShare(msgspec.Struct, frozen=True):
+class LoadedShare(msgspec.Struct, frozen=True, dict=True):
     """A share's directory and its contents as far as readable; else `problem` has the reason."""
 
     id: ShareId
@@ -341,6 +342,21 @@ class LoadedShare(msgspec.Struct, frozen=True):
         for uuid, terms in self.terms.items():
             booked[uuid] = max(booked.get(uuid, 0), terms.compute.guarantee)
         return booked
+
+    @cached_property
+    def parts(self) -> Mapping[str, DeviceAmount]:
+        """Its part of each device, by UUID. Every start adds up those of all shares of the node."""
+        guarantees = self.guarantees()
+        oversubscribed = {device.uuid for device in self.devices() if device.is_oversubscribed}
+        return {
+            uuid: device_amount(
+                mode=self.mode,
+                memory=limit,
+                guarantee=guarantees.get(uuid, 0),
+                may_oversubscribe=uuid in oversubscribed,
+            )
+            for uuid, limit in self.booked_memory().items()
+        }
 
     def devices(self) -> tuple[ShareDevice, ...]:
         """Return its devices as booked; none if its record cannot be read."""

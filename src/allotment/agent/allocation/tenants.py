@@ -168,9 +168,8 @@ class Tenants:
 
     async def prepare_claim(self, uid: PodUid, orders: Sequence[ShareOrder]) -> tuple[Share, ...]:
         """Make or find the shares of a claim's requests. Raises `AllotError`, and ends new ones."""
-        made: list[Share] = []
         async with self._locks.hold(uid):
-            before = set(self._shares)
+            made, before = list[Share](), set(self._shares)
             try:
                 for order in orders:
                     share = await self._place(order, self._patience.room)
@@ -181,7 +180,8 @@ class Tenants:
                         await self._ready(share)
             except AllotError as error:
                 for share in (each for each in made if each.id not in before):
-                    await self._end(share.id, Why.CLAIM_RELEASED)
+                    with suppress(AllotError):  # its release ends it
+                        await self._end(share.id, Why.CLAIM_RELEASED)
                 self._reports.count("refusals", reason=type(error).__name__)
                 raise
         for share in (each for each in made if each.id not in before):

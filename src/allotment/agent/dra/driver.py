@@ -81,7 +81,7 @@ _PLUGINS: Final = "plugins"
 _REGISTRATIONS: Final = "plugins_registry"
 _MARKS: Final = "[0-9a-f]" * 8
 """In the names of our sockets, and of no other driver's."""
-_SOON_S: Final = 10.0
+SOON_S: Final = 10.0
 """For the node's devices to be known, after the agent's start."""
 _POD_S: Final = 1.0
 """For a claim's pod to be reported: the kubelet knows it already."""
@@ -115,13 +115,14 @@ class ResourceDriver:
         look_s: float = _LOOK_S,
         tell_s: float = _HEALTH_S / 3,
         pod_s: float = _POD_S,
+        soon_s: float = SOON_S,
     ) -> None:
         """Connect the parts.
 
         `driver` is its own name, `name` the node's; `facts` and `set_time_slice` block; `kubelet`
         is the kubelet's folder, `/var/lib/kubelet`. `look_s`: between two looks for claims that are
         not needed; `tell_s`: between two reports of health; `pod_s`: the longest wait for a claim's
-        pod to be reported.
+        pod to be reported; `soon_s`: likewise, for a claim's devices to be known.
         """
         self._api = api
         self._node = node
@@ -146,6 +147,7 @@ class ResourceDriver:
         self._kubelet = kubelet
         self._look_s = look_s
         self._tell_s = tell_s
+        self._soon_s = soon_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
         self._is_registered = asyncio.Event()
@@ -352,8 +354,7 @@ class ResourceDriver:
                     driver=self._driver,
                 )
                 await self._wait_for(each.device for each in claim.devices)
-                shares = await self._made(claim)
-                monitors = await self._shown(claim)
+                shares, monitors = await self._given(claim)
                 self._users.settled(asked.uid)
         except AllotError as error:
             if not is_retry:
@@ -389,27 +390,16 @@ class ResourceDriver:
             else:
                 self._reported.over(_STATUS)
 
-    async def _slice_time(
-        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder], *, is_new: bool
-    ) -> None:
-        """Set the time slices that a claim's parameters name. Raises `AllotError`.
-
-        Then a claim that is new keeps nothing; the containers of another one may run.
-        """
-        try:
-            for request, order in orders.items():
-                sharing = sharing_of(claim, request, is_slice=bool(order.slices))
-                if sharing is None or not traits_of(order.request.mode).is_time_sliced:
-                    continue
-                wanted = TimeSlice(sharing.time_slice)
-                for uuid in order.devices:
-                    if wanted != self._usual_time_slice(uuid):
-                        await asyncio.to_thread(self._set_time_slice, uuid, wanted)
-        except AllotError:
-            with contextlib.suppress(AllotError):  # the first error is the one to report
-                if is_new:
-                    await self._release(PodUid(claim.uid))
-            raise
+    async def _slice_time(self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]) -> None:
+        """Set the time slices that a claim's parameters name. Raises `AllotError`."""
+        for request, order in orders.items():
+            sharing = sharing_of(claim, request, is_slice=bool(order.slices))
+            if sharing is None or not traits_of(order.request.mode).is_time_sliced:
+                continue
+            wanted = TimeSlice(sharing.time_slice)
+            for uuid in order.devices:
+                if wanted != self._usual_time_slice(uuid):
+                    await asyncio.to_thread(self._set_time_slice, uuid, wanted)
 
     async def _unslice_time(self, uid: str) -> None:
         """Set back what `_slice_time` set: before the share ends, so that a crash repeats it."""
@@ -478,18 +468,35 @@ class ResourceDriver:
     def _orders(self, claim: ResourceClaim) -> Mapping[str, ShareOrder]:
         return orders_of(claim, self._pool, node=self._name)
 
-    async def _made(self, claim: ResourceClaim) -> Mapping[str, Share]:
-        """Make a claim's shares; return that of each request. Raises `AllotError`."""
+    async def _given(self, claim: ResourceClaim) -> tuple[Mapping[str, Share], Mapping[str, str]]:
+        """Make a claim's shares and monitors, by request. Raises `AllotError`.
+
+        Then a claim that is new keeps nothing; the containers of another one may run.
+        """
         orders = self._orders(claim)
         await self._end_former(claim, orders.values())
+        owners = [share.owner for share in self._tenants.shares]
+        if claim.requests(is_admin=True):
+            owners += (await asyncio.to_thread(self._monitors.owners)).values()
+        try:
+            return await self._made(claim, orders), await self._shown(claim)
+        except AllotError:
+            with contextlib.suppress(AllotError):  # the first error is the one to report
+                if all(owner is None or owner.uid != claim.uid for owner in owners):
+                    await self._release(PodUid(claim.uid))
+            raise
+
+    async def _made(
+        self, claim: ResourceClaim, orders: Mapping[str, ShareOrder]
+    ) -> Mapping[str, Share]:
+        """Make a claim's shares; return that of each request. Raises `AllotError`."""
         before = {share.id for share in self._tenants.shares}
         if not before.issuperset(order.id for order in orders.values()):
             # What runs already is not taken back.
             orders = {name: self._allowed(claim, name, each) for name, each in orders.items()}
             await self._users.check(claim, orders)
         shares = await self._tenants.prepare_claim(PodUid(claim.uid), list(orders.values()))
-        is_new = before.isdisjoint(order.id for order in orders.values())
-        await self._slice_time(claim, orders, is_new=is_new)
+        await self._slice_time(claim, orders)
         by_id = {share.id: share for share in shares}
         return {request: by_id[order.id] for request, order in orders.items()}
 
@@ -552,8 +559,10 @@ class ResourceDriver:
     async def _wait_for(self, names: Iterable[str]) -> None:
         """Wait for devices that an agent that has just started does not know yet."""
         wanted = set(names)
+        if wanted <= self._pool.devices.keys():
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SOON_S):
+            async with asyncio.timeout(self._soon_s):
                 async for _ in self._renewed.changes():
                     if wanted <= self._pool.devices.keys():
                         return

@@ -27,7 +27,6 @@ from allotment.agent.mig.state import CutGpu
 from allotment.devices.facts import NodeFacts
 from allotment.model.errors import (
     BusyError,
-    DoesNotFitError,
     NoDevicesError,
 )
 from allotment.model.mig import MigSlice
@@ -103,26 +102,6 @@ def test_each_request_has_a_share_and_alternatives_are_of_their_parent(folder: P
             assert names == [["a"], ["b"], ["b"]]
             assert [len(each.cdi_device_ids) for each in answer.devices] == [1, 1, 0]
             assert [each.request.count for each in scene.shares.orders] == [1, 2]
-
-    asyncio.run(story())
-
-
-def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
-    async def story() -> None:
-        async with serving(folder, claim(result())) as scene:
-            assert "gone, or another one has its name" in (await scene.prepare(uid="u2")).error
-            scene.claim = None
-            assert "gone" in (await scene.prepare()).error
-            scene.claim = {**claim(), "status": {}}
-            assert "is not allocated" in (await scene.prepare()).error
-            scene.claim = claim(result(device="gpu-0-monitor"))
-            assert "type monitor gives no part" in (await scene.prepare()).error
-            scene.claim = claim(result())
-            scene.shares.refusal = DoesNotFitError("need 4Gi, have 1Gi")
-            assert "need 4Gi, have 1Gi" in (await scene.prepare()).error
-            scene.is_down = True
-            assert "503" in (await scene.prepare()).error
-            assert not scene.shares.orders
 
     asyncio.run(story())
 
@@ -384,32 +363,6 @@ def test_a_claim_of_a_slice_that_is_allocated_anew_gets_the_new_place(
     asyncio.run(story())
 
 
-def test_a_device_that_leaves_the_node_meanwhile_takes_no_other_answer_with_it(
-    folder: Path,
-) -> None:
-    async def story() -> None:
-        async with serving(folder, claim(result())) as scene:
-            scene.shares.is_open.clear()
-            preparing = asyncio.create_task(scene.prepare())
-            await until(lambda: scene.reads)
-            await asyncio.sleep(0.1)
-            scene.state.devices = {}
-            scene.driver.offer([])
-            scene.shares.is_open.set()
-            assert (await preparing).error == ""
-
-    asyncio.run(story())
-
-
-def test_a_device_of_another_nodes_pool_is_not_this_nodes(folder: Path) -> None:
-    async def story() -> None:
-        async with serving(folder, OTHER_NODE) as scene:
-            assert "gpu-0 is not on node n1" in (await scene.prepare()).error
-            assert not scene.shares.orders
-
-    asyncio.run(story())
-
-
 def test_a_status_that_meets_with_another_write_is_written_again(folder: Path) -> None:
     async def story() -> None:
         async with serving(folder, claim(result())) as scene:
@@ -457,34 +410,6 @@ def test_sockets_of_killed_agents_are_removed(folder: Path) -> None:
         async with asyncio.timeout(20):
             await until(lambda: not any(each.exists() for each in former))
         assert all(each.exists() for each in others)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(story())
-
-
-def test_slices_that_the_server_does_not_take_are_told(folder: Path) -> None:
-    """Its API may be an older one, or the agent's rights."""
-
-    async def story() -> None:
-        async with serving(folder) as scene:
-            scene.refuses_slices = True
-            scene.state.unusable = {DEVICE.uuid: "XID 79"}
-            scene.driver.offer([])
-            await until(lambda: scene.reports.reasons("node"))
-            assert set(scene.reports.reasons("node")) == {"ClaimsNotServed"}
-
-    asyncio.run(story())
-
-
-def test_a_folder_that_cannot_have_sockets_is_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        scene = Scene(tmp_path / ("long" * 30), None)
-        task = asyncio.create_task(scene.driver.run())
-        async with asyncio.timeout(20):
-            await until(lambda: scene.reports.reasons("node") == ["ClaimsNotServed"])
-        assert not task.done(), "the rest of the agent goes on"
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -19,6 +19,7 @@ from allotment.agent.dra.devices import gpus_of, pool_of
 from allotment.agent.dra.driver import ResourceDriver
 from allotment.agent.dra.drivers import ResourceDrivers
 from allotment.agent.node_state import NodeState
+from allotment.dialects.own.allotment import RESOURCES
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
@@ -116,6 +117,7 @@ def test_each_name_is_permitted_and_has_classes() -> None:
         for each in yaml.safe_load_all(text):
             (selector,) = each["spec"]["selectors"]
             assert selector["cel"]["expression"].startswith(f"device.driver == '{name}'")
+            assert each["spec"].get("extendedResourceName") not in RESOURCES, "they are counted"
 
 
 def test_the_configured_driver_runs_once_it_is_known() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent is killed at any step of a claim's preparation and release, on real folders.
+"""The agent is killed at any step of a claim's preparation and release, or the step fails.
 
-The next agent's repeated call completes it: nothing is booked twice, and after the release nothing
+On real folders. The next call completes it: nothing is booked twice, and after the release nothing
 is left.
 """
 
@@ -22,6 +22,7 @@ from allotment.agent.allocation import Patience, Tenants
 from allotment.agent.evictions import Evictions
 from allotment.agent.resources import Offer
 from allotment.model.compute import Compute
+from allotment.model.errors import StateError
 from allotment.model.mig import MigPlace
 from allotment.model.modes import EXCLUSIVE, MIG
 from allotment.model.pods import ContainerKind, Owner, PodUid
@@ -29,8 +30,9 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
 from allotment.shares.booking import booked
+from allotment.shares.cdi import spec_name
 from allotment.shares.placing import ShareOrder
-from allotment.shares.pods import NodePolicy
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.shares.recovery import list_shares
 
 CLAIM = PodUid("11111111-2222-3333-4444-555555555555")
@@ -97,11 +99,11 @@ def orders(node: Node) -> Sequence[ShareOrder]:
     ]
 
 
-def agent(node: Node) -> Tenants:
+def agent(node: Node, shares: PodShares | None = None) -> Tenants:
     """The agent that starts next."""
     pods, reports = PodsTwin(), ReportsTwin()
     pods.is_synced = True
-    shares = node.restarted()
+    shares = shares or node.restarted()
     shares.tidy()
     return Tenants(
         checkpoint=KubeletTwin(),
@@ -189,6 +191,63 @@ def test_killed_while_a_claim_is_released(node: Node, point: str, passed: int) -
     told(lambda: agent(node), preparing(wanted))
     assert killed_at(f"{point}:{passed}", lambda: told(lambda: agent(node), release))
     told(lambda: agent(node), release)
+    check_gone(node)
+
+
+def without_folder(node: Node) -> Path:
+    """Give the CDI folder's name to a file."""
+    node.cdi.touch()
+    return node.cdi
+
+
+def without_the_last(node: Node) -> Path:
+    """Let the spec of the last share fail once, as where the disk becomes full."""
+    node.cdi.mkdir()
+    draft = node.cdi / f".{spec_name(ShareId(f'{3:012x}'))}.new"
+    draft.symlink_to(node.cdi / "absent" / "draft")
+    return draft
+
+
+@pytest.mark.parametrize("spoil", [without_folder, without_the_last])
+def test_a_claim_whose_cdi_spec_cannot_be_written_has_no_share_until_it_can(
+    node: Node, spoil: Callable[[Node], Path]
+) -> None:
+    obstacle = spoil(node)
+
+    async def refused(tenants: Tenants) -> None:
+        with pytest.raises(StateError, match=r"cannot write the CDI spec: .* directory"):
+            await tenants.prepare_claim(CLAIM, orders(node))
+        obstacle.unlink(missing_ok=True)
+        check_gone(node)
+
+    told(lambda: agent(node), refused, preparing(orders(node)))
+    check_made(node)
+
+
+def test_a_share_that_cannot_be_ended_hides_neither_the_reason_nor_the_other_shares(
+    node: Node,
+) -> None:
+    """As where the CDI folder becomes read-only. The claim's release ends it."""
+    wanted = orders(node)
+    without_the_last(node)
+
+    class Stuck(PodShares):
+        def end(self, share: ShareId) -> None:
+            if share == wanted[0].id and self.is_stuck:
+                raise StateError("cannot remove the CDI spec: Read-only file system")
+            super().end(share)
+
+        is_stuck = True
+
+    store = Stuck(node.folder, machine=node.machine, folders=NodeFolders(cdi=node.cdi))
+
+    async def story(tenants: Tenants) -> None:
+        with pytest.raises(StateError, match="No such file or directory"):
+            await tenants.prepare_claim(CLAIM, wanted)
+        assert [each.id for each in list_shares(node.folder)] == [wanted[0].id]
+        store.is_stuck = False
+
+    told(lambda: agent(node, store), story, release)
     check_gone(node)
 
 

@@ -121,6 +121,7 @@ def test_errors_are_those_of_the_code(page: str, root: Path) -> None:
         "dialects/own/resource_claims.py",
         "kube/resource_claims.py",
         "placement/explain.py",
+        "shares/cdi.py",
         "shares/mode_policy.py",
         "shares/placing.py",
     )

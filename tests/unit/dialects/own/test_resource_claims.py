@@ -130,6 +130,7 @@ def test_types_are_not_mixed_in_one_request(others: tuple[AllocatedDevice, Devic
         ({"compute": "40:80"}, r"\.compute guarantees 40 percent, but"),
         ({"compute": ":20"}, r"\.compute has a ceiling below the 30 percent"),
         ({"mode": "mig"}, r"\.mode: a part of a GPU has mode soft or mps, not mig"),
+        ({"mode": "timeslice"}, r"\.mode: a part of a GPU has mode soft or mps, not timeslice"),
         ({"mode": "sfot"}, r"\.mode: .*soft"),
         ({"oversubscribe": "perhaps"}, r"\.oversubscribe: 'perhaps'"),
         ({"apiVersion": "allotment.dev/v2"}, r"parameters has apiVersion 'allotment.dev/v2'"),
@@ -149,7 +150,14 @@ def test_parameters_that_are_no_object_are_refused(content: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"compute": ":80"}, {"weight": 2}, {"class": "latency"}, {"mode": "soft"}]
+    "fields",
+    [
+        {"compute": ":80"},
+        {"weight": 2},
+        {"class": "latency"},
+        {"mode": "soft"},
+        {"mode": "timeslice"},
+    ],
 )
 @pytest.mark.parametrize("device", [undivided(is_whole=True), undivided(slice=PLACE)])
 def test_parameters_without_effect_are_refused(

@@ -103,6 +103,19 @@ def test_parameters_of_other_drivers_are_not_read() -> None:
     assert "config[1]" in refusal("resourceclaims", mixed)
 
 
+@pytest.mark.parametrize("resource", ["allotment.dev/gpu", "allotment.dev/gpu-memory"])
+def test_a_class_for_resources_of_the_device_plugin_is_refused(resource: str) -> None:
+    """Its claims would be counted beside the pods that Allotment's scheduler places."""
+    found = written("deviceclasses", parameters(wieght=1))
+    found["spec"]["extendedResourceName"] = resource
+    said = refusal("deviceclasses", found)
+    assert said.startswith(f"DeviceClass quarter: spec.extendedResourceName: {resource} is counted")
+    assert "wieght is unknown" in said
+    assert "deviceclass.resource.kubernetes.io/quarter: 1" in said
+    found["spec"] = {"extendedResourceName": "nvidia.com/gpu"}
+    assert answer("deviceclasses", found)["allowed"]
+
+
 @pytest.mark.parametrize("content", [None, 3, "soft", [], {"spec": 3}, {"spec": {"config": {}}}])
 def test_what_is_no_claim_is_refused_and_no_defect(content: object) -> None:
     found = answer("resourceclaims", content)
