@@ -89,29 +89,11 @@ class SlotCounts:
         fresh, rows = fresh[rows >= 0], rows[rows >= 0]
         rooms = arrays.room[rows]
         self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
-        self.by_group[fresh] = self._slots(sums, rows, None)
+        # -1 where a node was removed.
+        cpu, memory = np.maximum(arrays.cpu_free[rows], 0), np.maximum(arrays.memory_free[rows], 0)
+        self.by_group[fresh] = self.types.slots(sums, cpu, memory)
         self.is_first[fresh] = _is_first(rooms)
 
-    def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
-        """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
-
-        `columns` has one line for each row, of `kind.count` columns.
-        """
-        arrays = self.arrays
-        group = arrays.group[rows]
-        total = self.sums[group]
-        if kind.count:
-            rooms = arrays.room[rows[:, None], columns]
-            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
-            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
-            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
-        return self.by_group[group] - self._slots(total, rows, kind)
-
-    def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
-        cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
-        if kind is not None:
-            cpu, memory = cpu - kind.cpu_milli, memory - kind.memory_bytes
-        return self.types.slots(parts, np.maximum(cpu, 0), np.maximum(memory, 0))
 
 
 class _More(msgspec.Struct):
@@ -134,12 +116,14 @@ class Losses:
         self._columns = np.zeros((0, kind.count), dtype=np.int64)
         self._loss = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
         self._more = self._none()
-        self._changes = 0
+        self._parts = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
+        """By room: its parts after one pod took what the kind asks of a device."""
+        self._changes = self._seen_rooms = 0
 
     @property
     def size(self) -> int:
         lines = len(self._loss) + len(self._more.group)
-        return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1))
+        return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1)) + self._parts.nbytes
 
     def renew(self) -> None:
         arrays = self._ledger.arrays
@@ -160,8 +144,39 @@ class Losses:
             self._columns = _with_rows(self._columns, groups.capacity)
             self._loss = _with_rows(self._loss, groups.capacity)
         fresh = fresh[arrays.members[fresh] >= 0]
+        self._renew_rooms()
         for start in range(0, len(fresh), _CHUNK):
             self._renew(fresh[start : start + _CHUNK])
+
+    def lost(self, rows: IntArray, columns: IntArray) -> FloatArray:
+        """Slots of each kind lost when one pod takes these columns of these rows.
+
+        `columns` has one line for each row, of `kind.count` columns.
+        """
+        kind, ledger = self.kind, self._ledger
+        arrays = ledger.arrays
+        group = arrays.group[rows]
+        parts = ledger.sums[group]
+        if kind.count:
+            rooms = arrays.room[rows[:, None], columns]
+            after = self._parts[rooms].sum(axis=1, dtype=np.float64)
+            parts += after - ledger.parts[rooms].sum(axis=1, dtype=np.float64)
+        cpu = arrays.cpu_free[rows] - kind.cpu_milli
+        memory = arrays.memory_free[rows] - kind.memory_bytes
+        return ledger.by_group[group] - ledger.types.slots(parts, cpu, memory)
+
+    def _renew_rooms(self) -> None:
+        arrays = self._ledger.arrays
+        rooms = arrays.rooms
+        if self._seen_rooms == rooms.changes or not self.kind.count:
+            return
+        fresh = rooms.since(self._seen_rooms)
+        self._seen_rooms = rooms.changes
+        self._parts = _with_rows(self._parts, rooms.capacity)
+        for start in range(0, len(fresh), _CHUNK):
+            numbers = fresh[start : start + _CHUNK]
+            less = Room.of(rooms, numbers).less(self.kind, arrays)
+            self._parts[numbers] = self._ledger.types.parts(less)
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
@@ -172,8 +187,8 @@ class Losses:
             return np.full(len(arrays), np.inf)
         weights = prices.astype(np.float32)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
-        costs: FloatArray = np.einsum("rt,t->r", self._loss[:number], weights).astype(np.float64)
-        costs[~fits] = np.inf
+        costs = np.einsum("rt,t->r", self._loss[:number], weights)
+        costs = np.where(fits, costs, np.float64(np.inf))
         if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
             np.minimum.at(costs, self._more.group, more)
@@ -196,18 +211,18 @@ class Losses:
     def _renew(self, groups: IntArray) -> None:
         kind, arrays = self.kind, self._ledger.arrays
         rows = arrays.members[groups]
-        fits = arrays.fitting(kind, rows)
+        serving = arrays.serving(kind, rows)
+        fits = arrays.fitting(kind, rows, serving)
         self._fits[groups] = fits
-        self._loss[groups] = 0
         groups, rows = groups[fits], rows[fits]
         if not len(rows):
             return
-        lines, columns, is_first = self._enumerate(rows)
-        loss = self._ledger.losses(kind, rows[lines], columns).astype(np.float32)
-        first = groups[lines[is_first]]
-        self._columns[first] = columns[is_first]
-        self._loss[first] = loss[is_first]
-        if not is_first.all():
+        lines, columns, is_first = self._enumerate(rows, serving[fits])
+        loss = self.lost(rows[lines], columns).astype(np.float32)
+        # Each row has a first choice.
+        self._columns[groups] = columns[is_first]
+        self._loss[groups] = loss[is_first]
+        if len(lines) > len(rows):
             more, others = self._more, ~is_first
             self._more = _More(
                 np.concatenate([more.group, groups[lines[others]]]),
@@ -215,7 +230,9 @@ class Losses:
                 np.concatenate([more.loss, loss[others]]),
             )
 
-    def _enumerate(self, rows: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+    def _enumerate(
+        self, rows: IntArray, serving: BoolArray
+    ) -> tuple[IntArray, IntArray, BoolArray]:
         """All choices on these rows: line in `rows`, columns, and whether it is the row's first.
 
         One device: each that differs from those before it. Several: the fullest ones, because
@@ -225,7 +242,6 @@ class Losses:
         if not kind.count:
             lines = np.arange(len(rows))
             return lines, np.zeros((len(rows), 0), dtype=np.int64), np.ones(len(rows), np.bool_)
-        serving = arrays.serving(kind, rows)
         if kind.count > 1:
             room = np.where(serving, arrays.free[rows], np.inf)
             memory = arrays.free_memory[rows]
