@@ -216,8 +216,7 @@ class Arrays:
         """True for devices with room for one part of this request, by row and column."""
         if traits_of(kind.mode).is_slice:
             return self.slices(kind, rows) > 0
-        serves: BoolArray = self._serving_rooms(kind)[self.room[rows]]
-        return serves
+        return self._serving_rooms(kind).take(self.room[rows])
 
     def _serving_rooms(self, kind: PodShape) -> BoolArray:
         """True for rooms with room for one part of this request, by number."""

@@ -9,6 +9,7 @@ slots are cheapest. docs/concepts has the reasons.
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
 from allotment.model.modes import MODES, traits_of
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, ShapeKey, shape_of
 from allotment.placement.policies.simple import Binpack
@@ -30,6 +32,7 @@ class SlotCounts:
 
     def __init__(self, arrays: Arrays, types: Types) -> None:
         self.arrays, self.types = arrays, types
+        self.weights = types.size**_SIZE_EXPONENT
         number = len(types.kinds)
         self.parts = np.zeros((0, number), dtype=np.float32)
         """By room."""
@@ -42,6 +45,15 @@ class SlotCounts:
         """By row."""
         self.total = np.zeros(number, dtype=np.float64)
         self._seen_rooms = self._seen_groups = self._changes = 0
+        self._rests: WeakValueDictionary[PodShape, Rest] = WeakValueDictionary()
+
+    def rest(self, kind: PodShape) -> "Rest":
+        """What one pod of this kind leaves of each room; kept as long as it is in use."""
+        asked = replace(kind, cpu_milli=0, memory_bytes=0, count=1)
+        rest = self._rests.get(asked)
+        if rest is None:
+            rest = self._rests[asked] = Rest(asked, self.arrays, self.types)
+        return rest
 
     @property
     def is_current(self) -> bool:
@@ -59,8 +71,8 @@ class SlotCounts:
         stale = (arrays.version > self._changes).nonzero()[0]
         for start in range(0, len(stale), _CHUNK):
             rows = stale[start : start + _CHUNK]
-            slots = self.by_group[arrays.group[rows]]
-            self.total += (slots - self.slots[rows]).sum(axis=0)
+            slots = self.by_group.take(arrays.group[rows], axis=0)
+            self.total += (slots - self.slots.take(rows, axis=0)).sum(axis=0)
             self.slots[rows] = slots
         self._changes = arrays.changes
         if len(stale) > _CHUNK:
@@ -88,12 +100,35 @@ class SlotCounts:
         rows = arrays.members[fresh]
         fresh, rows = fresh[rows >= 0], rows[rows >= 0]
         rooms = arrays.room[rows]
-        self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
+        self.sums[fresh] = sums = self.parts.take(rooms, axis=0).sum(axis=1, dtype=np.float64)
         # -1 where a node was removed.
         cpu, memory = np.maximum(arrays.cpu_free[rows], 0), np.maximum(arrays.memory_free[rows], 0)
         self.by_group[fresh] = self.types.slots(sums, cpu, memory)
         self.is_first[fresh] = _is_first(rooms)
 
+
+class Rest:
+    """The parts of each room after one pod took what its kind asks of a device.
+
+    One for all kinds that ask the same of a device.
+    """
+
+    def __init__(self, kind: PodShape, arrays: Arrays, types: Types) -> None:
+        self._kind, self._arrays, self._types = kind, arrays, types
+        self.parts = np.zeros((0, len(types.kinds)), dtype=np.float32)
+        self._changes = 0
+
+    def renew(self) -> None:
+        rooms = self._arrays.rooms
+        if self._changes == rooms.changes:
+            return
+        fresh = rooms.since(self._changes)
+        self._changes = rooms.changes
+        self.parts = _with_rows(self.parts, rooms.capacity)
+        for start in range(0, len(fresh), _CHUNK):
+            numbers = fresh[start : start + _CHUNK]
+            less = Room.of(rooms, numbers).less(self._kind, self._arrays)
+            self.parts[numbers] = self._types.parts(less)
 
 
 class _More(msgspec.Struct):
@@ -116,14 +151,13 @@ class Losses:
         self._columns = np.zeros((0, kind.count), dtype=np.int64)
         self._loss = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
         self._more = self._none()
-        self._parts = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
-        """By room: its parts after one pod took what the kind asks of a device."""
-        self._changes = self._seen_rooms = 0
+        self._rest = ledger.rest(kind)
+        self._changes = 0
 
     @property
     def size(self) -> int:
         lines = len(self._loss) + len(self._more.group)
-        return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1)) + self._parts.nbytes
+        return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1))
 
     def renew(self) -> None:
         arrays = self._ledger.arrays
@@ -144,7 +178,7 @@ class Losses:
             self._columns = _with_rows(self._columns, groups.capacity)
             self._loss = _with_rows(self._loss, groups.capacity)
         fresh = fresh[arrays.members[fresh] >= 0]
-        self._renew_rooms()
+        self._rest.renew()
         for start in range(0, len(fresh), _CHUNK):
             self._renew(fresh[start : start + _CHUNK])
 
@@ -156,27 +190,14 @@ class Losses:
         kind, ledger = self.kind, self._ledger
         arrays = ledger.arrays
         group = arrays.group[rows]
-        parts = ledger.sums[group]
+        parts = ledger.sums.take(group, axis=0)
         if kind.count:
             rooms = arrays.room[rows[:, None], columns]
-            after = self._parts[rooms].sum(axis=1, dtype=np.float64)
-            parts += after - ledger.parts[rooms].sum(axis=1, dtype=np.float64)
+            before, after = (each.take(rooms, axis=0) for each in (ledger.parts, self._rest.parts))
+            parts += after.sum(axis=1, dtype=np.float64) - before.sum(axis=1, dtype=np.float64)
         cpu = arrays.cpu_free[rows] - kind.cpu_milli
         memory = arrays.memory_free[rows] - kind.memory_bytes
-        return ledger.by_group[group] - ledger.types.slots(parts, cpu, memory)
-
-    def _renew_rooms(self) -> None:
-        arrays = self._ledger.arrays
-        rooms = arrays.rooms
-        if self._seen_rooms == rooms.changes or not self.kind.count:
-            return
-        fresh = rooms.since(self._seen_rooms)
-        self._seen_rooms = rooms.changes
-        self._parts = _with_rows(self._parts, rooms.capacity)
-        for start in range(0, len(fresh), _CHUNK):
-            numbers = fresh[start : start + _CHUNK]
-            less = Room.of(rooms, numbers).less(self.kind, arrays)
-            self._parts[numbers] = self._ledger.types.parts(less)
+        return ledger.by_group.take(group, axis=0) - ledger.types.slots(parts, cpu, memory)
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
@@ -219,9 +240,6 @@ class Losses:
             return
         lines, columns, is_first = self._enumerate(rows, serving[fits])
         loss = self.lost(rows[lines], columns).astype(np.float32)
-        # Each row has a first choice.
-        self._columns[groups] = columns[is_first]
-        self._loss[groups] = loss[is_first]
         if len(lines) > len(rows):
             more, others = self._more, ~is_first
             self._more = _More(
@@ -229,6 +247,10 @@ class Losses:
                 np.concatenate([more.columns, columns[others]]),
                 np.concatenate([more.loss, loss[others]]),
             )
+            columns, loss = columns[is_first], loss[is_first]
+        # Each row has a first choice.
+        self._columns[groups] = columns
+        self._loss[groups] = loss
 
     def _enumerate(
         self, rows: IntArray, serving: BoolArray
@@ -269,10 +291,11 @@ _Any = TypeVar("_Any", bound=np.generic)
 
 def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
     """The array extended by zeros to this many rows; unchanged if it has them."""
-    missing = rows - len(array)
-    if not missing:
+    if rows == len(array):
         return array
-    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
+    extended = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    extended[: len(array)] = array
+    return extended
 
 
 def _is_first(rooms: IntArray) -> BoolArray:
@@ -390,7 +413,7 @@ class Fragmentation:
             assert ledger is not None  # noqa: S101 - for the type checker: losses have one
             scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
             prices: FloatArray = self._counts / self._counts.sum() / scarcity
-            self._prices = np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+            self._prices = np.asarray(prices / ledger.weights, dtype=np.float64)
         return self._prices
 
     def _losses(self, arrays: Arrays, kind: PodShape) -> Losses | None:
