@@ -45,6 +45,12 @@ _SEAT_HEAD: Final = (layout.SEAT_MAGIC, layout.SEAT_VERSION)
 _HEAD_BYTES: Final = layout.LEASES_FILE_HEADS_AT + layout.OWN_PLACES * layout.PLACE_HEAD_SIZE
 _PATIENCE: Final = 1000  # retries if a state changes while it is read
 _LENT: Final = struct.Struct("<QQ")
+_RUNNING: Final = struct.Struct(
+    "<"
+    + f"{layout.PLACE_HEAD_RUNNING_NS_AT}xQ"
+    f"{layout.PLACE_HEAD_SIZE - layout.PLACE_HEAD_RUNNING_NS_AT - 8}x" * layout.OWN_PLACES
+)
+"""Of all places, since when their work runs."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -156,12 +162,12 @@ def create_device(directory: Path, uuid: str) -> None:
     )
 
 
-def seat_file(directory: Path, serial: int) -> Path:
+def seat_file(directory: Path, serial: int) -> str:
     """Return the path of a seat's file in a device's folder."""
-    return directory.joinpath(SEATS, str(serial))
+    return f"{directory}/{SEATS}/{serial}"
 
 
-def mend(path: Path) -> str:
+def mend(path: Path | str) -> str:
     """Repair a seat's file if a program of its share damaged it; return the damage, or nothing.
 
     The file stays the same. Programs of the share that access it while it is short die (SIGBUS);
@@ -377,9 +383,8 @@ def _account(data: bytes, seat: Seat) -> SeatAccount:
 def _running(head: bytes) -> int:
     """Return how long the work runs that has not ended: of its processes one has the device."""
     longest = 0
-    for place in range(layout.OWN_PLACES):
+    for place, since in enumerate(_RUNNING.unpack_from(head, layout.LEASES_FILE_HEADS_AT)):
         at = layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE
-        since = u64(head, at + layout.PLACE_HEAD_RUNNING_NS_AT)
         if since and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
             since = max(since, u64(head, at + layout.PLACE_HEAD_CHARGED_NS_AT))
             longest = max(longest, u64(head, at + layout.PLACE_HEAD_BEAT_NS_AT) - since)
@@ -500,14 +505,14 @@ _BLOCK = 512  # the unit of st_blocks, on every file system
 _SLACK = 4 << 20  # space that a file system may reserve for a file: huge pages
 
 
-def cut_down(path: Path, size: int) -> int:
+def cut_down(path: Path | str, size: int) -> int:
     """Truncate a file to `size` bytes; return the number of bytes removed.
 
     Space allocated behind the file's end counts too. Mappings of the right length are undisturbed,
     and a shorter file stays short. 0 for a missing file or another user's.
     """
     try:
-        status = path.lstat()
+        status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or not _excess(status, size):
             return 0
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
