@@ -125,6 +125,8 @@ class Leases(msgspec.Struct, frozen=True):
     """By the seat's serial. Missing: its file is damaged, or the share is of an older version."""
     distrusted: Mapping[int, tuple[str, ...]]
     """By the seat's serial: the shares that go on without turns with it."""
+    is_governed: bool = False
+    """Whether the shares take turns, because one of them needs it."""
 
 
 @cache
@@ -274,10 +276,6 @@ class DeviceFiles:
         taken = _taken_seat(self._contract(path), seat.number)
         return taken.terms if taken is not None and taken.seat == seat else None
 
-    def is_governed(self, path: Path | str) -> bool:
-        """Whether the shares of a contract's device take turns."""
-        return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
-
     def leases(self, contract: Path | str, seats: Path | str) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
 
@@ -328,7 +326,7 @@ def read_leases(contract: Contract, seats: Path | str) -> Leases:
         serial: replace(new.account, lent_ns=lent[serial]) if serial in lent else new.account
         for serial, new in news.items()
     }
-    return Leases(accounts, distrusted)
+    return Leases(accounts, distrusted, contract.is_governed)
 
 
 class _SeatNews(msgspec.Struct, frozen=True):
@@ -393,8 +391,10 @@ def _running(head: bytes) -> int:
 
 def _lent(data: bytes) -> tuple[tuple[int, int], ...]:
     end = layout.SEAT_BUFFER_LENT_AT + layout.SEATS * layout.LENT_SIZE
-    each = _LENT.iter_unpack(data[layout.SEAT_BUFFER_LENT_AT : end])
-    return tuple((serial, lent_ns) for serial, lent_ns in each if serial)
+    lent = data[layout.SEAT_BUFFER_LENT_AT : end]
+    if not lent.strip(b"\0"):  # most shares borrow nothing
+        return ()
+    return tuple((serial, lent_ns) for serial, lent_ns in _LENT.iter_unpack(lent) if serial)
 
 
 def damaged(path: Path | str, why: str) -> LedgerError:

@@ -256,6 +256,7 @@ def share_status(
     """
     known = list(shares)
     members = census((each.share, each.directory) for each in known if each.share)
+    users_of_any: set[int] = set().union(*members.values())
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
     files = DeviceFiles()
     views = []
@@ -263,7 +264,7 @@ def share_status(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
+        users = members.get(each.id, set()) | _by_driver(each, users_of_any, answers[machine])
         users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
         settled = without_freed(each, answers[machine])
         views.append(_view(settled, users, answers[machine], losses or {}, files))
@@ -302,10 +303,13 @@ def _losses(found: LoadedShare, losses: Mapping[str, Collection[Loss]]) -> tuple
 
 def _by_driver(
     found: LoadedShare,
-    members: Mapping[ShareId, Collection[int]],
+    members: Collection[int],
     readings: Mapping[str, Reading | Problem],
 ) -> set[int]:
-    """All processes on an exclusive share's devices; of a pod's share those with other mounts."""
+    """All processes on an exclusive share's devices; of a pod's share those with other mounts.
+
+    None of `members`, the processes of all shares by the kernel.
+    """
     owner, is_exclusive = found.owner, traits_of(found.mode).is_exclusive
     users = {
         process.pid
@@ -313,7 +317,7 @@ def _by_driver(
         if isinstance(reading := readings.get(device.driver_uuid), Reading)
         for process in reading.processes
     }
-    users = users.difference(*members.values())
+    users = users.difference(members)
     return {pid for pid in users if is_exclusive or (owner and is_in_pod(pid, owner.uid))}
 
 
