@@ -28,13 +28,12 @@ from allotment.shares.compute_view import ComputeView, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import (
     attached,
-    census,
     command_of,
     host_pid,
     is_in_pod,
-    living_runner,
     names_inside,
     pid_inside,
+    take_census,
     whole_command,
 )
 from allotment.shares.record import LoadedShare
@@ -255,7 +254,7 @@ def share_status(
     UUID.
     """
     known = list(shares)
-    members = census((each.share, each.directory) for each in known if each.share)
+    members, running = take_census((each.share, each.directory) for each in known if each.share)
     users_of_any: set[int] = set().union(*members.values())
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
     files = DeviceFiles()
@@ -267,7 +266,8 @@ def share_status(
         users = members.get(each.id, set()) | _by_driver(each, users_of_any, answers[machine])
         users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
         settled = without_freed(each, answers[machine])
-        views.append(_view(settled, users, answers[machine], losses or {}, files))
+        is_running = each.id in running
+        views.append(_view(settled, users, answers[machine], losses, files, is_running=is_running))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -306,10 +306,7 @@ def _by_driver(
     members: Collection[int],
     readings: Mapping[str, Reading | Problem],
 ) -> set[int]:
-    """All processes on an exclusive share's devices; of a pod's share those with other mounts.
-
-    None of `members`, the processes of all shares by the kernel.
-    """
+    """All processes on an exclusive share's devices; of a pod's share those with other mounts."""
     owner, is_exclusive = found.owner, traits_of(found.mode).is_exclusive
     users = {
         process.pid
@@ -334,16 +331,18 @@ def _view(
     found: LoadedShare,
     members: set[int],
     readings: Mapping[str, Reading | Problem],
-    losses: Mapping[str, Collection[Loss]],
+    losses: Mapping[str, Collection[Loss]] | None,
     files: DeviceFiles,
+    *,
+    is_running: bool,
 ) -> ShareView:
-    """`members` are its processes by the kernel and the driver."""
+    """`members` are its processes by the kernel and the driver. `is_running`: its runner lives."""
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
     unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
     processes += unenforced
-    state = _state(found, is_used=bool(members or processes))
+    state = _state(found, is_used=bool(members or processes), is_running=is_running)
     shown = {process.pid for process in processes}
     devices = _devices(found, files, members, readings)
     remaining = sorted(members - shown) if state is LiveState.LEFT else ()
@@ -357,7 +356,7 @@ def _view(
         problem=found.problem,
         remark=_remark(found),
         program="" if found.share and found.share.command else _program(processes, members),
-        losses=_losses(found, losses),
+        losses=_losses(found, losses or {}),
         pids=tuple(sorted(members & {one.pid for one in processes})),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
@@ -381,7 +380,7 @@ def _remark(found: LoadedShare) -> str:
     return ""
 
 
-def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
+def _state(found: LoadedShare, *, is_used: bool, is_running: bool) -> LiveState:
     if found.problem or not found.share:
         return LiveState.DAMAGED
     if found.share.suspension is not None and found.share.suspension.is_complete:
@@ -390,7 +389,7 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
         if found.share.owner is None:
             return LiveState.KEPT
         return LiveState.RUNNING if is_used else LiveState.WAITING
-    return LiveState.RUNNING if living_runner(found.share, found.directory) else LiveState.LEFT
+    return LiveState.RUNNING if is_running else LiveState.LEFT
 
 
 def _devices(

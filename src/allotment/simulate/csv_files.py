@@ -271,7 +271,9 @@ def _rows(path: Path, columns: Sequence[str], needs: Sequence[str], *, what: str
             if header is None:
                 header = _header(path, cells, columns, needs, what=what)
                 continue
-            row = _Row(path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=False)))
+            row = _Row(
+                path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=False))
+            )
             if len(cells) != len(header):
                 problem = f"{len(cells)} cells in {len(header)} columns"
                 raise row.refuse(problem, hint=f"the columns are {', '.join(header)}")

@@ -259,9 +259,7 @@ class Arrays:
             fits &= self.slices(kind, rows).sum(axis=1) >= kind.count
         elif kind.count:
             serving = self.serving(kind, rows) if serving is None else serving
-            fits &= (
-                serving.any(axis=1) if kind.count == 1 else serving.sum(axis=1) >= kind.count
-            )
+            fits &= serving.any(axis=1) if kind.count == 1 else serving.sum(axis=1) >= kind.count
         return fits
 
     def slices(self, kind: PodShape, rows: IntArray | slice | int = slice(None)) -> IntArray:
