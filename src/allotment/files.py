@@ -76,7 +76,9 @@ def read_regular(path: str | Path, most: int) -> bytes:
     try:
         content = b""
         # In blocks: Python reserves memory for all that a read could return.
-        while more := os.read(descriptor, min(16 * _BLOCK, most - len(content))):
+        while left := most - len(content):
+            if not (more := os.read(descriptor, min(16 * _BLOCK, left))):
+                break
             content += more
         return content
     finally:

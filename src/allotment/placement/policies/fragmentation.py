@@ -45,14 +45,14 @@ class SlotCounts:
         """By row."""
         self.total = np.zeros(number, dtype=np.float64)
         self._seen_rooms = self._seen_groups = self._changes = 0
-        self._rests: WeakValueDictionary[PodShape, Rest] = WeakValueDictionary()
+        self.rests: WeakValueDictionary[PodShape, Rest] = WeakValueDictionary()
 
     def rest(self, kind: PodShape) -> "Rest":
         """What one pod of this kind leaves of each room; kept as long as it is in use."""
         asked = replace(kind, cpu_milli=0, memory_bytes=0, count=1)
-        rest = self._rests.get(asked)
+        rest = self.rests.get(asked)
         if rest is None:
-            rest = self._rests[asked] = Rest(asked, self.arrays, self.types)
+            rest = self.rests[asked] = Rest(asked, self.arrays, self.types)
         return rest
 
     @property
@@ -429,7 +429,8 @@ class Fragmentation:
             return losses
         losses = self._kept[kind] = Losses(kind, ledger)
         losses.renew()
-        size = sum(each.size for each in self._kept.values())
+        size = sum(rest.parts.nbytes for rest in ledger.rests.values())
+        size += sum(each.size for each in self._kept.values())
         while size > _MOST_BYTES and len(self._kept) > 1:
             size -= self._kept.popitem(last=False)[1].size
         return losses
