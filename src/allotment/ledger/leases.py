@@ -45,11 +45,6 @@ _SEAT_HEAD: Final = (layout.SEAT_MAGIC, layout.SEAT_VERSION)
 _HEAD_BYTES: Final = layout.LEASES_FILE_HEADS_AT + layout.OWN_PLACES * layout.PLACE_HEAD_SIZE
 _PATIENCE: Final = 1000  # retries if a state changes while it is read
 _LENT: Final = struct.Struct("<QQ")
-_RUNNING: Final = struct.Struct(
-    "<" + f"{layout.PLACE_HEAD_RUNNING_NS_AT}xQ"
-    f"{layout.PLACE_HEAD_SIZE - layout.PLACE_HEAD_RUNNING_NS_AT - 8}x" * layout.OWN_PLACES
-)
-"""Of all places, since when their work runs."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -380,10 +375,11 @@ def _account(data: bytes, seat: Seat) -> SeatAccount:
 def _running(head: bytes) -> int:
     """Return how long the work runs that has not ended: of its processes one has the device."""
     longest = 0
-    for place, begun in enumerate(_RUNNING.unpack_from(head, layout.LEASES_FILE_HEADS_AT)):
-        at = layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE
-        if begun and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
-            since = max(begun, u64(head, at + layout.PLACE_HEAD_CHARGED_NS_AT))
+    end = len(head.rstrip(b"\0"))  # most places were never taken
+    for at in range(layout.LEASES_FILE_HEADS_AT, end, layout.PLACE_HEAD_SIZE):
+        since = u64(head, at + layout.PLACE_HEAD_RUNNING_NS_AT)
+        if since and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
+            since = max(since, u64(head, at + layout.PLACE_HEAD_CHARGED_NS_AT))
             longest = max(longest, u64(head, at + layout.PLACE_HEAD_BEAT_NS_AT) - since)
     return longest
 
