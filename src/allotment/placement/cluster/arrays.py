@@ -216,7 +216,8 @@ class Arrays:
         """True for devices with room for one part of this request, by row and column."""
         if traits_of(kind.mode).is_slice:
             return self.slices(kind, rows) > 0
-        return self._serving_rooms(kind).take(self.room[rows])
+        serves: BoolArray = self._serving_rooms(kind).take(self.room[rows])
+        return serves
 
     def _serving_rooms(self, kind: PodShape) -> BoolArray:
         """True for rooms with room for one part of this request, by number."""

@@ -33,6 +33,7 @@ class SlotCounts:
     def __init__(self, arrays: Arrays, types: Types) -> None:
         self.arrays, self.types = arrays, types
         self.weights = types.size**_SIZE_EXPONENT
+        """By kind: what its size makes of its price."""
         number = len(types.kinds)
         self.parts = np.zeros((0, number), dtype=np.float32)
         """By room."""
@@ -46,6 +47,7 @@ class SlotCounts:
         self.total = np.zeros(number, dtype=np.float64)
         self._seen_rooms = self._seen_groups = self._changes = 0
         self.rests: WeakValueDictionary[PodShape, Rest] = WeakValueDictionary()
+        """By what is asked of a device."""
 
     def rest(self, kind: PodShape) -> "Rest":
         """What one pod of this kind leaves of each room; kept as long as it is in use."""
@@ -208,8 +210,8 @@ class Losses:
             return np.full(len(arrays), np.inf)
         weights = prices.astype(np.float32)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
-        costs = np.einsum("rt,t->r", self._loss[:number], weights)
-        costs = np.where(fits, costs, np.float64(np.inf))
+        first = np.einsum("rt,t->r", self._loss[:number], weights)
+        costs: FloatArray = np.where(fits, first, np.float64(np.inf))
         if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
             np.minimum.at(costs, self._more.group, more)
