@@ -99,6 +99,18 @@ def bare_environment(machine: Path | None) -> dict[str, str]:
     return kept
 
 
+def command_environment(state: str) -> dict[str, str]:
+    """Return the environment of `allot` with this state folder.
+
+    Its first call keeps what Python compiles, as an installation does.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ALLOTMENT_") and name != "PYTHONDONTWRITEBYTECODE"
+    } | {"ALLOTMENT_STATE": state, "PYTHONPYCACHEPREFIX": f"{state}/compiled"}
+
+
 def build_programs(folder: Path, names: Collection[str]) -> Path:
     """Compile the bench's C programs with the machine's compiler, else with ziglang's."""
     folder.mkdir()

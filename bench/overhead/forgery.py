@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bench.harness.options import Options
+from bench.harness.programs import command_environment
 from bench.harness.quantiles import summarize
 from bench.harness.results import Result
 from bench.overhead.rig import ShareRig
@@ -45,9 +45,7 @@ def forged_use(rig: ShareRig, options: Options) -> Iterator[Result]:
     wrong, times = dict.fromkeys(_SIDES, 0), []
     for side, steps in _SIDES.items():
         with tempfile.TemporaryDirectory(prefix="allotment-bench-") as state:
-            environment = {
-                name: value for name, value in os.environ.items() if "ALLOTMENT_" not in name
-            } | {"ALLOTMENT_STATE": state}
+            environment = command_environment(state)
             spec = ["--simulated", rig.spec] if rig.spec else []
             command = [*_ALLOT, "run", "--memory", "1Gi", "--inject", "environment", *spec, "--"]
             with subprocess.Popen(

@@ -7,7 +7,6 @@ Bare and shared programs alternate, so that whatever else the machine does meets
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.harness.options import Options
-from bench.harness.programs import begin, running
+from bench.harness.programs import begin, command_environment, running
 from bench.harness.quantiles import summarize
 from bench.harness.results import Result
 from bench.overhead.calls import pair_result
@@ -84,9 +83,7 @@ def run(rig: ShareRig, options: Options) -> Iterator[Result]:
     command = [allot] if allot is not None else [sys.executable, "-m", "allotment"]
     spec = ["--simulated", rig.spec] if rig.spec else []
     with tempfile.TemporaryDirectory(prefix="allotment-bench-") as state:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("ALLOTMENT_")
-        } | {"ALLOTMENT_STATE": state}
+        environment = command_environment(state)
         in_share = [*command, "run", "--memory", "1Gi", *spec, "--", "true"]
         _seconds(in_share, environment)  # makes the simulated machine, and fills the disk's cache
         times: dict[str, list[float]] = {"bare": [], "share": []}

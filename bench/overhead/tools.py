@@ -30,6 +30,7 @@ from allotment.shares.lifecycle import FrontDoor, create
 from allotment.shares.placing import ShareOrder
 from allotment.shares.process_tree import named
 from bench.harness.options import Options
+from bench.harness.programs import command_environment
 from bench.harness.quantiles import summarize
 from bench.harness.results import Result
 from bench.overhead.rig import ShareRig
@@ -45,11 +46,7 @@ def tools(_rig: ShareRig, options: Options) -> Iterator[Result]:
     runs, shares = options.pick(20, 2), options.pick(300, 4)
     python = least_ms([sys.executable, "-c", "pass"], os.environ, runs)
     with tempfile.TemporaryDirectory(prefix="allotment-bench-") as work:
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("ALLOTMENT_") and name != "PYTHONDONTWRITEBYTECODE"
-        } | {"ALLOTMENT_STATE": work, "PYTHONPYCACHEPREFIX": f"{work}/compiled"}
+        environment = command_environment(work)
         in_share = [*command, "run", "--simulated", _MACHINE, "--memory", "1Gi", "--", "true"]
         yield _result("`allot run -- true`", in_share, environment, python, target=80, runs=runs)
         folder = StateFolder(Path(work))

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 from bench.harness.options import Options
+from bench.harness.programs import command_environment
 from bench.harness.quantiles import summarize
 from bench.harness.results import Result
 from bench.harness.runner import NoRig
@@ -18,7 +19,9 @@ def replay_time(_rig: NoRig, options: Options) -> Iterator[Result]:
     """Generate and replay a trace of 1,213 nodes; a tenth of it with --quick."""
     scale = str(options.pick(100, 10) / 100)
     command = [sys.executable, "-m", "allotment", "simulate", "--generate", "--scale", scale]
-    times = least_ms([*command, "-o", "json"], os.environ, options.pick(5, 1))
+    with tempfile.TemporaryDirectory(prefix="allotment-bench-") as work:
+        environment = command_environment(work)
+        times = least_ms([*command, "-o", "json"], environment, options.pick(5, 1))
     yield Result(
         name=f"`allot simulate --generate --scale {scale}`",
         unit="ms",

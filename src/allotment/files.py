@@ -75,7 +75,10 @@ def read_regular(path: str | Path, most: int) -> bytes:
     descriptor = open_regular(path, os.O_RDONLY)
     try:
         content = b""
-        while len(content) < most and (more := os.read(descriptor, most - len(content))):
+        # In blocks: Python reserves memory for all that a read could return.
+        while left := most - len(content):
+            if not (more := os.read(descriptor, min(16 * _BLOCK, left))):
+                break
             content += more
         return content
     finally:

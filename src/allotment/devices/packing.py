@@ -5,7 +5,6 @@ Values that the description leaves open follow only from it: UUIDs, serial numbe
 NUMA nodes, links. Equal descriptions give byte-identical machines.
 """
 
-import hashlib
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +51,13 @@ def identity(packed: bytes, mig: bytes) -> str:
 
     So releases with different layouts never share a file.
     """
-    return hashlib.sha256(packed + mig + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
+    return _digest(packed + mig + layout.STATE_LAYOUT.encode())[:16]
+
+
+def _digest(data: bytes) -> str:
+    import hashlib  # late: it loads OpenSSL, which most commands do not need
+
+    return hashlib.sha256(data).hexdigest()
 
 
 @lru_cache(maxsize=16)  # `allot top` reads its machines every second
@@ -137,7 +142,7 @@ def _seed(description: MachineDescription) -> str:
     ]
     driver = (description.driver_version, description.cuda_version)
     times = (description.timeslice_us, description.kernel_us)
-    return hashlib.sha256(repr((gpus, driver, times)).encode()).hexdigest()
+    return _digest(repr((gpus, driver, times)).encode())
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -206,7 +211,7 @@ def _write_cuts(data: bytearray, base: int, cuts: Sequence[Cut], slots: int, see
             instances + cut.start * layout.GPU_INSTANCE_SIZE,
             {"there": 1, "id": ids[-1], "profile": cut.shape.place},
         )
-        digits = hashlib.sha256(f"{seed}/{cut.start}".encode()).hexdigest()
+        digits = _digest(f"{seed}/{cut.start}".encode())
         _write(
             data,
             layout.COMPUTE_INSTANCE_FIELDS,
@@ -254,7 +259,7 @@ def _write_profiles(data: bytearray, gpu_at: int, geometry: Geometry, memory_mib
 
 
 def _own_values(gpu: GpuDescription, seed: str, at: int) -> dict[str, Value]:
-    digest = hashlib.sha256(f"{seed}/{at}".encode()).hexdigest()
+    digest = _digest(f"{seed}/{at}".encode())
     serial = f"13{int(digest[32:48], 16) % 10**11:011d}"
     return {
         "uuid": gpu.uuid or format_uuid("GPU", digest),

@@ -119,6 +119,8 @@ class Leases(msgspec.Struct, frozen=True):
     """By the seat's serial. Missing: its file is damaged, or the share is of an older version."""
     distrusted: Mapping[int, tuple[str, ...]]
     """By the seat's serial: the shares that go on without turns with it."""
+    is_governed: bool = False
+    """Whether the shares take turns, because one of them needs it."""
 
 
 @cache
@@ -156,12 +158,12 @@ def create_device(directory: Path, uuid: str) -> None:
     )
 
 
-def seat_file(directory: Path, serial: int) -> Path:
+def seat_file(directory: Path, serial: int) -> str:
     """Return the path of a seat's file in a device's folder."""
-    return directory.joinpath(SEATS, str(serial))
+    return f"{directory}/{SEATS}/{serial}"
 
 
-def mend(path: Path) -> str:
+def mend(path: Path | str) -> str:
     """Repair a seat's file if a program of its share damaged it; return the damage, or nothing.
 
     The file stays the same. Programs of the share that access it while it is short die (SIGBUS);
@@ -268,10 +270,6 @@ class DeviceFiles:
         taken = _taken_seat(self._contract(path), seat.number)
         return taken.terms if taken is not None and taken.seat == seat else None
 
-    def is_governed(self, path: Path | str) -> bool:
-        """Whether the shares of a contract's device take turns."""
-        return u32(self._contract(path), layout.CONTRACT_GOVERNED_AT) > 0
-
     def leases(self, contract: Path | str, seats: Path | str) -> Leases:
         """Return what the shares of a device publish, by its contract and its folder `seats`."""
 
@@ -322,7 +320,7 @@ def read_leases(contract: Contract, seats: Path | str) -> Leases:
         serial: replace(new.account, lent_ns=lent[serial]) if serial in lent else new.account
         for serial, new in news.items()
     }
-    return Leases(accounts, distrusted)
+    return Leases(accounts, distrusted, contract.is_governed)
 
 
 class _SeatNews(msgspec.Struct, frozen=True):
@@ -377,8 +375,8 @@ def _account(data: bytes, seat: Seat) -> SeatAccount:
 def _running(head: bytes) -> int:
     """Return how long the work runs that has not ended: of its processes one has the device."""
     longest = 0
-    for place in range(layout.OWN_PLACES):
-        at = layout.LEASES_FILE_HEADS_AT + place * layout.PLACE_HEAD_SIZE
+    end = len(head.rstrip(b"\0"))  # most places were never taken
+    for at in range(layout.LEASES_FILE_HEADS_AT, end, layout.PLACE_HEAD_SIZE):
         since = u64(head, at + layout.PLACE_HEAD_RUNNING_NS_AT)
         if since and u32(head, at + layout.PLACE_HEAD_BUSY_AT):
             since = max(since, u64(head, at + layout.PLACE_HEAD_CHARGED_NS_AT))
@@ -388,8 +386,10 @@ def _running(head: bytes) -> int:
 
 def _lent(data: bytes) -> tuple[tuple[int, int], ...]:
     end = layout.SEAT_BUFFER_LENT_AT + layout.SEATS * layout.LENT_SIZE
-    each = _LENT.iter_unpack(data[layout.SEAT_BUFFER_LENT_AT : end])
-    return tuple((serial, lent_ns) for serial, lent_ns in each if serial)
+    lent = data[layout.SEAT_BUFFER_LENT_AT : end]
+    if not lent.strip(b"\0"):  # most shares borrow nothing
+        return ()
+    return tuple((serial, lent_ns) for serial, lent_ns in _LENT.iter_unpack(lent) if serial)
 
 
 def damaged(path: Path | str, why: str) -> LedgerError:
@@ -500,14 +500,14 @@ _BLOCK = 512  # the unit of st_blocks, on every file system
 _SLACK = 4 << 20  # space that a file system may reserve for a file: huge pages
 
 
-def cut_down(path: Path, size: int) -> int:
+def cut_down(path: Path | str, size: int) -> int:
     """Truncate a file to `size` bytes; return the number of bytes removed.
 
     Space allocated behind the file's end counts too. Mappings of the right length are undisturbed,
     and a shorter file stays short. 0 for a missing file or another user's.
     """
     try:
-        status = path.lstat()
+        status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or not _excess(status, size):
             return 0
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

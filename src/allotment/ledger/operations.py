@@ -128,7 +128,7 @@ def reap(directory: Path, *, asked_ns: int = 0) -> int:
 
 def cut_usage(directory: Path) -> int:
     """Truncate data that programs appended to `usage`; return the bytes. Never fails."""
-    return cut_down(directory / "usage", layout.USAGE_SIZE)
+    return cut_down(f"{directory}/usage", layout.USAGE_SIZE)
 
 
 def set_limit(directory: Path, device: int, memory_limit: int, *, force: bool = False) -> int:

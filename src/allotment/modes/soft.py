@@ -98,7 +98,7 @@ class SoftMode(Mode):
                 leases = files.leases(contract, f"{directory}/{names.seats}")
                 turns_by_uuid[device.uuid] = Turns(
                     leases.accounts.get(device.seat.serial, SeatAccount()),
-                    files.is_governed(contract),
+                    leases.is_governed,
                     leases.distrusted.get(device.seat.serial, ()),
                 )
         return turns_by_uuid

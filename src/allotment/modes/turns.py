@@ -82,7 +82,7 @@ def link_files(devices: Path, uuid: str, directory: Path, index: int, seat: Seat
     names, device = link_names(index), devices / uuid
     for source, name in (
         (device / CONTRACT, names.contract),
-        (seat_file(device, seat.serial), names.own),
+        (Path(seat_file(device, seat.serial)), names.own),
     ):
         if not stat.S_ISREG(source.lstat().st_mode):
             raise damaged(source, "it is no file")
@@ -159,9 +159,9 @@ def _remove_old_seats(path: Path, contract: Contract) -> None:
     """Remove the files of seats that were never taken, or could not be removed when freed."""
     serials = {str(taken.seat.serial) for taken in contract.seats}
     with suppress(OSError):  # another user's, or a folder of an older version
-        for file in (path / SEATS).iterdir():
-            if file.name not in serials and not file.name.startswith("."):
-                file.unlink()
+        for name in os.listdir(path / SEATS):  # noqa: PTH208 - names are all
+            if name not in serials and not name.startswith("."):
+                (path / SEATS / name).unlink()
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:

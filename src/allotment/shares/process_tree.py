@@ -289,6 +289,15 @@ def children_of(pid: int) -> frozenset[int]:
     return frozenset(pids)
 
 
+class Census(NamedTuple):
+    """What runs of some shares at one moment."""
+
+    members: dict[ShareId, set[int]]
+    """The processes of each share, by PID on the host, without its runner."""
+    running: set[ShareId]
+    """Those whose runner lives, as `living_runner` has it."""
+
+
 def census(
     shares: Iterable[tuple[Share, Path]], *, excluded: Collection[int] = ()
 ) -> dict[ShareId, set[int]]:
@@ -296,6 +305,11 @@ def census(
 
     Without the runner, `excluded`, and processes that descend only from these.
     """
+    return take_census(shares, excluded=excluded).members
+
+
+def take_census(shares: Iterable[tuple[Share, Path]], *, excluded: Collection[int] = ()) -> Census:
+    """As `census`, with the shares whose runner lives."""
     known = list(shares)
     members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
     users = {share.id: _only_user(share, directory) for share, directory in known}
@@ -306,11 +320,12 @@ def census(
         if share.injection is Injection.ENVIRONMENT
     }
     machine = _scan({directory.parent for _, directory in known})
-    roots = {
-        share.runner.pid: {share.id}
+    runners = {
+        share.id: share.runner.pid
         for share, _ in known
         if share.runner is not None and machine.has(share.runner, owners[share.id])
     }
+    roots = {pid: {share_id} for share_id, pid in runners.items()}
     recorded = _recorded_namespaces(known, machine, members, owners)
     for pid, namespace in machine.namespaces.items():
         recorders = recorded.get(namespace, _NONE)
@@ -329,7 +344,7 @@ def census(
     for pid in machine.parents:
         for share_id in _shares_of_ancestors(pid, machine.parents, roots, excluded):
             members[share_id].add(pid)
-    return members
+    return Census(members, set(runners))
 
 
 def _recorded_namespaces(

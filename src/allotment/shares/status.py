@@ -10,6 +10,7 @@ enforced either, whatever its ledger says: its programs can write the ledger.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +29,13 @@ from allotment.shares.compute_view import ComputeView, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import (
     attached,
-    census,
     command_of,
     has_just_begun,
     host_pid,
     is_in_pod,
-    living_runner,
     names_inside,
     pid_inside,
+    take_census,
     whole_command,
 )
 from allotment.shares.record import LoadedShare, read_share
@@ -256,7 +256,8 @@ def share_status(
     UUID.
     """
     known = list(shares)
-    members = census((each.share, each.directory) for each in known if each.share)
+    members, running = take_census((each.share, each.directory) for each in known if each.share)
+    users_of_any: set[int] = set().union(*members.values())
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
     files = DeviceFiles()
     views = []
@@ -264,13 +265,20 @@ def share_status(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        users = members.get(each.id, set()) | _by_driver(each, members, answers[machine])
+        users = members.get(each.id, set()) | _by_driver(each, users_of_any, answers[machine])
         users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
-        shown = _view(each, users, answers[machine], losses or {}, files)
+        show = partial(
+            _view,
+            members=users,
+            readings=answers[machine],
+            losses=losses,
+            files=files,
+            is_running=each.id in running,
+        )
+        shown = show(each)
         if any(not process.is_enforced for process in shown.processes):
             # It may have entered its ledger since that was read, and before the driver was asked.
-            now = read_share(each.directory, written=each.share) or each
-            shown = _view(now, users, answers[machine], losses or {}, files)
+            shown = show(read_share(each.directory, written=each.share) or each)
         views.append(shown)
     for path in machines:
         name = str(path) if path else None
@@ -280,7 +288,7 @@ def share_status(
         answers.clear()
     found = [user for each in answers.values() for user in _outside(each, views, members)]
     if any(has_just_begun(user.pid) for user in found):  # since the census, perhaps in a share
-        members = census((each.share, each.directory) for each in known if each.share)
+        members, _ = take_census((each.share, each.directory) for each in known if each.share)
         found = [user for each in answers.values() for user in _outside(each, views, members)]
     # A machine may have been queried by two paths.
     outside = {(user.uuid, user.pid): user for user in found if user.pid not in serving}
@@ -301,7 +309,7 @@ def _losses(found: LoadedShare, losses: Mapping[str, Collection[Loss]]) -> tuple
 
 def _by_driver(
     found: LoadedShare,
-    members: Mapping[ShareId, Collection[int]],
+    members: Collection[int],
     readings: Mapping[str, Reading | Problem],
 ) -> set[int]:
     """All processes on an exclusive share's devices; of a pod's share those with other mounts."""
@@ -312,7 +320,7 @@ def _by_driver(
         if isinstance(reading := readings.get(device.driver_uuid), Reading)
         for process in reading.processes
     }
-    users = users.difference(*members.values())
+    users = users.difference(members)
     return {pid for pid in users if is_exclusive or (owner and is_in_pod(pid, owner.uid))}
 
 
@@ -335,19 +343,21 @@ def _outside(
 
 def _view(
     read: LoadedShare,
+    *,
     members: set[int],
     readings: Mapping[str, Reading | Problem],
-    losses: Mapping[str, Collection[Loss]],
+    losses: Mapping[str, Collection[Loss]] | None,
     files: DeviceFiles,
+    is_running: bool,
 ) -> ShareView:
-    """`members` are its processes by the kernel and the driver."""
+    """`members` are its processes by the kernel and the driver. `is_running`: its runner lives."""
     found = without_freed(read, readings)
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
     unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
     processes += unenforced
-    state = _state(found, is_used=bool(members or processes))
+    state = _state(found, is_used=bool(members or processes), is_running=is_running)
     shown = {process.pid for process in processes}
     devices = _devices(found, files, members, readings)
     remaining = sorted(members - shown) if state is LiveState.LEFT else ()
@@ -361,7 +371,7 @@ def _view(
         problem=found.problem,
         remark=_remark(found),
         program="" if found.share and found.share.command else _program(processes, members),
-        losses=_losses(found, losses),
+        losses=_losses(found, losses or {}),
         pids=tuple(sorted(members & {one.pid for one in processes})),
         remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
@@ -385,7 +395,7 @@ def _remark(found: LoadedShare) -> str:
     return ""
 
 
-def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
+def _state(found: LoadedShare, *, is_used: bool, is_running: bool) -> LiveState:
     if found.problem or not found.share:
         return LiveState.DAMAGED
     if found.share.suspension is not None and found.share.suspension.is_complete:
@@ -394,7 +404,7 @@ def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
         if found.share.owner is None:
             return LiveState.KEPT
         return LiveState.RUNNING if is_used else LiveState.WAITING
-    return LiveState.RUNNING if living_runner(found.share, found.directory) else LiveState.LEFT
+    return LiveState.RUNNING if is_running else LiveState.LEFT
 
 
 def _devices(

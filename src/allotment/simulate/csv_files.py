@@ -107,7 +107,7 @@ class _Row(msgspec.Struct, frozen=True):
         return UsageError(f"{self.path}, line {self.line}: {problem}", hint=hint)
 
     def text(self, column: str) -> str:
-        return self.cells.get(column, "").strip()
+        return self.cells.get(column, "")
 
     def name(self, column: str) -> str:
         text = self.text(column)
@@ -271,7 +271,9 @@ def _rows(path: Path, columns: Sequence[str], needs: Sequence[str], *, what: str
             if header is None:
                 header = _header(path, cells, columns, needs, what=what)
                 continue
-            row = _Row(path, reader.line_num, dict(zip(header, cells, strict=False)))
+            row = _Row(
+                path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=False))
+            )
             if len(cells) != len(header):
                 problem = f"{len(cells)} cells in {len(header)} columns"
                 raise row.refuse(problem, hint=f"the columns are {', '.join(header)}")

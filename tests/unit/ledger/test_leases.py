@@ -141,7 +141,7 @@ def seat(device: Path) -> Seat:
 @pytest.fixture
 def own(device: Path, seat: Seat) -> Path:
     """The file of the one seat."""
-    return leases.seat_file(device, seat.serial)
+    return Path(leases.seat_file(device, seat.serial))
 
 
 def read(device: Path) -> leases.Leases:
@@ -298,7 +298,7 @@ def test_foreign_bytes_are_read_or_refused(
     try:
         leases.create_device(device, "GPU-0")
         seat = leases.take(device, "ab12", HALF)
-        found, own = contract(device), leases.seat_file(device, seat.serial)
+        found, own = contract(device), Path(leases.seat_file(device, seat.serial))
 
         def scribble(path: Path) -> None:
             content = bytearray(path.read_bytes()[: 64 << 10])

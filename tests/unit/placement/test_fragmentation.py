@@ -159,10 +159,10 @@ def test_a_loss_is_what_slots_there_are_less_after_it_was_placed(
             )
             later = SlotCounts(arrays, Types(typical, arrays))
             later.renew()
-            told = ledger.losses(kind, np.array([0]), np.array([choice]))[0]
+            told = losses.lost(np.array([0]), np.array([choice]))[0]
             np.testing.assert_allclose(told, before - later.total, atol=1e-4)
         cheapest = losses.choices(0, price)[0]
-        cost = ledger.losses(kind, np.array([0]), np.array([cheapest]))[0] @ price
+        cost = losses.lost(np.array([0]), np.array([cheapest]))[0] @ price
         assert losses.costs(price)[0] == pytest.approx(cost, abs=1e-4)
 
 

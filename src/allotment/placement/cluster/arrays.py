@@ -122,11 +122,12 @@ class Arrays:
         """Devices with the same number have the same model and room."""
         self.groups: Numbers[tuple[float | bytes, ...]] = Numbers()
         """Nodes with the same number are equal in all that is free."""
+        self.members: IntArray = np.full(self.groups.capacity, -1, dtype=np.int64)
+        """A row of each group; -1: it has none. May be longer than `groups`."""
         self._links: dict[int, LinkArray] = {}
         self._unused: list[int] = []
         self._order: IntArray | None = None
         self._rows: IntArray | None = None
-        self._members: IntArray | None = None
         self._masks: dict[frozenset[str], BoolArray] = {}
         self._answers: dict[PodShape, _Answer] = {}
         self._places: dict[str, int] = {}
@@ -211,19 +212,11 @@ class Arrays:
     def links(self, row: int) -> LinkArray | None:
         return self._links.get(row)
 
-    @property
-    def members(self) -> IntArray:
-        """A row of each group; -1: it has none. May be longer than `groups`. Read-only."""
-        if self._members is None:
-            self._members = np.full(self.groups.capacity, -1, dtype=np.int64)
-            self._members[self.group] = np.arange(len(self))
-        return self._members
-
-    def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+    def serving(self, kind: PodShape, rows: IntArray | slice | int = slice(None)) -> BoolArray:
         """True for devices with room for one part of this request, by row and column."""
         if traits_of(kind.mode).is_slice:
             return self.slices(kind, rows) > 0
-        serves: BoolArray = self._serving_rooms(kind)[self.room[rows]]
+        serves: BoolArray = self._serving_rooms(kind).take(self.room[rows])
         return serves
 
     def _serving_rooms(self, kind: PodShape) -> BoolArray:
@@ -250,22 +243,27 @@ class Arrays:
 
     def serving_columns(self, kind: PodShape, row: int) -> list[int]:
         """Devices of a row with room for one part of this request, by index."""
-        columns: list[int] = self.serving(kind, np.array([row]))[0].nonzero()[0].tolist()
+        columns: list[int] = self.serving(kind, row).nonzero()[0].tolist()
         return columns
 
-    def fitting(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+    def fitting(
+        self,
+        kind: PodShape,
+        rows: IntArray | slice = slice(None),
+        serving: BoolArray | None = None,
+    ) -> BoolArray:
+        """True for rows with room for the kind. `serving`: the answer of that method, if known."""
         fits = (self.cpu_free[rows] >= kind.cpu_milli) & (
             self.memory_free[rows] >= kind.memory_bytes
         )
         if traits_of(kind.mode).is_slice:
             fits &= self.slices(kind, rows).sum(axis=1) >= kind.count
-        elif kind.count == 1:
-            fits &= self.serving(kind, rows).any(axis=1)
         elif kind.count:
-            fits &= self.serving(kind, rows).sum(axis=1) >= kind.count
+            serving = self.serving(kind, rows) if serving is None else serving
+            fits &= serving.any(axis=1) if kind.count == 1 else serving.sum(axis=1) >= kind.count
         return fits
 
-    def slices(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> IntArray:
+    def slices(self, kind: PodShape, rows: IntArray | slice | int = slice(None)) -> IntArray:
         """Number of such slices available at the same time, by row and column."""
         rooms = self.cuts.rooms(kind.slice)
         return np.where(self._open(kind, rows), rooms[self.cut[rows]], 0)
@@ -280,7 +278,7 @@ class Arrays:
         """Memory that the request takes of each device, by row and column."""
         return _memory_need(kind, self.memory[rows])
 
-    def matching(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+    def matching(self, kind: PodShape, rows: IntArray | slice | int = slice(None)) -> BoolArray:
         """True for devices of the requested models, usable or not, by row and column."""
         if kind.models is None:
             return self.gpu_there[rows].copy()
@@ -297,7 +295,7 @@ class Arrays:
             self._masks[models] = mask
         return mask
 
-    def _open(self, kind: PodShape, rows: IntArray | slice) -> BoolArray:
+    def _open(self, kind: PodShape, rows: IntArray | slice | int) -> BoolArray:
         fits = self._has_bit(kind, self.modes[rows])
         if kind.models is not None:
             fits &= self.matching(kind, rows)
@@ -338,10 +336,16 @@ class Arrays:
         amounts = float(self.cpu_free[row]), float(self.memory_free[row])
         devices = (array[row].tobytes().rstrip(b"\0") for array in (self.room, self.cut))
         before = int(self.group[row])
-        self.group[row] = self.groups.take((*amounts, *devices))
+        self.group[row] = group = self.groups.take((*amounts, *devices))
+        missing = self.groups.capacity - len(self.members)
+        if missing:
+            self.members = np.pad(self.members, (0, missing), constant_values=-1)
+        self.members[group] = row
         if before != _NO_GROUP:
             self.groups.release(before)
-        self._members = None
+            if group != before and self.members[before] == row:
+                others = (self.group == before).nonzero()[0]
+                self.members[before] = others[0] if len(others) else -1
 
     def _taken_by(self, row: int) -> tuple[list[int], list[int], list[int]]:
         """The indexes and numbers of a row's devices, for `_release`."""

@@ -9,6 +9,7 @@ slots are cheapest. docs/concepts has the reasons.
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
 from allotment.model.modes import MODES, traits_of
+from allotment.model.structs import replace
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, ShapeKey, shape_of
 from allotment.placement.policies.simple import Binpack
@@ -30,6 +32,8 @@ class SlotCounts:
 
     def __init__(self, arrays: Arrays, types: Types) -> None:
         self.arrays, self.types = arrays, types
+        self.weights = types.size**_SIZE_EXPONENT
+        """By kind: what its size makes of its price."""
         number = len(types.kinds)
         self.parts = np.zeros((0, number), dtype=np.float32)
         """By room."""
@@ -42,6 +46,16 @@ class SlotCounts:
         """By row."""
         self.total = np.zeros(number, dtype=np.float64)
         self._seen_rooms = self._seen_groups = self._changes = 0
+        self.rests: WeakValueDictionary[PodShape, Rest] = WeakValueDictionary()
+        """By what is asked of a device."""
+
+    def rest(self, kind: PodShape) -> "Rest":
+        """What one pod of this kind leaves of each room; kept as long as it is in use."""
+        asked = replace(kind, cpu_milli=0, memory_bytes=0, count=1)
+        rest = self.rests.get(asked)
+        if rest is None:
+            rest = self.rests[asked] = Rest(asked, self.arrays, self.types)
+        return rest
 
     @property
     def is_current(self) -> bool:
@@ -59,8 +73,8 @@ class SlotCounts:
         stale = (arrays.version > self._changes).nonzero()[0]
         for start in range(0, len(stale), _CHUNK):
             rows = stale[start : start + _CHUNK]
-            slots = self.by_group[arrays.group[rows]]
-            self.total += (slots - self.slots[rows]).sum(axis=0)
+            slots = self.by_group.take(arrays.group[rows], axis=0)
+            self.total += (slots - self.slots.take(rows, axis=0)).sum(axis=0)
             self.slots[rows] = slots
         self._changes = arrays.changes
         if len(stale) > _CHUNK:
@@ -88,30 +102,35 @@ class SlotCounts:
         rows = arrays.members[fresh]
         fresh, rows = fresh[rows >= 0], rows[rows >= 0]
         rooms = arrays.room[rows]
-        self.sums[fresh] = sums = self.parts[rooms].sum(axis=1, dtype=np.float64)
-        self.by_group[fresh] = self._slots(sums, rows, None)
+        self.sums[fresh] = sums = self.parts.take(rooms, axis=0).sum(axis=1, dtype=np.float64)
+        # -1 where a node was removed.
+        cpu, memory = np.maximum(arrays.cpu_free[rows], 0), np.maximum(arrays.memory_free[rows], 0)
+        self.by_group[fresh] = self.types.slots(sums, cpu, memory)
         self.is_first[fresh] = _is_first(rooms)
 
-    def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
-        """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
 
-        `columns` has one line for each row, of `kind.count` columns.
-        """
-        arrays = self.arrays
-        group = arrays.group[rows]
-        total = self.sums[group]
-        if kind.count:
-            rooms = arrays.room[rows[:, None], columns]
-            less = Room.of(arrays.rooms, rooms).less(kind, arrays)
-            after = self.types.parts(less).astype(np.float32).sum(axis=1, dtype=np.float64)
-            total += after - self.parts[rooms].sum(axis=1, dtype=np.float64)
-        return self.by_group[group] - self._slots(total, rows, kind)
+class Rest:
+    """The parts of each room after one pod took what its kind asks of a device.
 
-    def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
-        cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
-        if kind is not None:
-            cpu, memory = cpu - kind.cpu_milli, memory - kind.memory_bytes
-        return self.types.slots(parts, np.maximum(cpu, 0), np.maximum(memory, 0))
+    One for all kinds that ask the same of a device.
+    """
+
+    def __init__(self, kind: PodShape, arrays: Arrays, types: Types) -> None:
+        self._kind, self._arrays, self._types = kind, arrays, types
+        self.parts = np.zeros((0, len(types.kinds)), dtype=np.float32)
+        self._changes = 0
+
+    def renew(self) -> None:
+        rooms = self._arrays.rooms
+        if self._changes == rooms.changes:
+            return
+        fresh = rooms.since(self._changes)
+        self._changes = rooms.changes
+        self.parts = _with_rows(self.parts, rooms.capacity)
+        for start in range(0, len(fresh), _CHUNK):
+            numbers = fresh[start : start + _CHUNK]
+            less = Room.of(rooms, numbers).less(self._kind, self._arrays)
+            self.parts[numbers] = self._types.parts(less)
 
 
 class _More(msgspec.Struct):
@@ -134,6 +153,7 @@ class Losses:
         self._columns = np.zeros((0, kind.count), dtype=np.int64)
         self._loss = np.zeros((0, len(ledger.types.kinds)), dtype=np.float32)
         self._more = self._none()
+        self._rest = ledger.rest(kind)
         self._changes = 0
 
     @property
@@ -160,8 +180,26 @@ class Losses:
             self._columns = _with_rows(self._columns, groups.capacity)
             self._loss = _with_rows(self._loss, groups.capacity)
         fresh = fresh[arrays.members[fresh] >= 0]
+        self._rest.renew()
         for start in range(0, len(fresh), _CHUNK):
             self._renew(fresh[start : start + _CHUNK])
+
+    def lost(self, rows: IntArray, columns: IntArray) -> FloatArray:
+        """Slots of each kind lost when one pod takes these columns of these rows.
+
+        `columns` has one line for each row, of `kind.count` columns.
+        """
+        kind, ledger = self.kind, self._ledger
+        arrays = ledger.arrays
+        group = arrays.group[rows]
+        parts = ledger.sums.take(group, axis=0)
+        if kind.count:
+            rooms = arrays.room[rows[:, None], columns]
+            before, after = (each.take(rooms, axis=0) for each in (ledger.parts, self._rest.parts))
+            parts += after.sum(axis=1, dtype=np.float64) - before.sum(axis=1, dtype=np.float64)
+        cpu = arrays.cpu_free[rows] - kind.cpu_milli
+        memory = arrays.memory_free[rows] - kind.memory_bytes
+        return ledger.by_group.take(group, axis=0) - ledger.types.slots(parts, cpu, memory)
 
     def costs(self, prices: FloatArray) -> FloatArray:
         """Cost of the cheapest choice by row, `inf` if none fits."""
@@ -172,8 +210,8 @@ class Losses:
             return np.full(len(arrays), np.inf)
         weights = prices.astype(np.float32)
         # Not `@`: its last bits depend on a row's position in the array, which would break ties.
-        costs: FloatArray = np.einsum("rt,t->r", self._loss[:number], weights).astype(np.float64)
-        costs[~fits] = np.inf
+        first = np.einsum("rt,t->r", self._loss[:number], weights)
+        costs: FloatArray = np.where(fits, first, np.float64(np.inf))
         if len(self._more.group):
             more = np.einsum("rt,t->r", self._more.loss, weights)
             np.minimum.at(costs, self._more.group, more)
@@ -196,26 +234,29 @@ class Losses:
     def _renew(self, groups: IntArray) -> None:
         kind, arrays = self.kind, self._ledger.arrays
         rows = arrays.members[groups]
-        fits = arrays.fitting(kind, rows)
+        serving = arrays.serving(kind, rows)
+        fits = arrays.fitting(kind, rows, serving)
         self._fits[groups] = fits
-        self._loss[groups] = 0
         groups, rows = groups[fits], rows[fits]
         if not len(rows):
             return
-        lines, columns, is_first = self._enumerate(rows)
-        loss = self._ledger.losses(kind, rows[lines], columns).astype(np.float32)
-        first = groups[lines[is_first]]
-        self._columns[first] = columns[is_first]
-        self._loss[first] = loss[is_first]
-        if not is_first.all():
+        lines, columns, is_first = self._enumerate(rows, serving[fits])
+        loss = self.lost(rows[lines], columns).astype(np.float32)
+        if len(lines) > len(rows):
             more, others = self._more, ~is_first
             self._more = _More(
                 np.concatenate([more.group, groups[lines[others]]]),
                 np.concatenate([more.columns, columns[others]]),
                 np.concatenate([more.loss, loss[others]]),
             )
+            columns, loss = columns[is_first], loss[is_first]
+        # Each row has a first choice.
+        self._columns[groups] = columns
+        self._loss[groups] = loss
 
-    def _enumerate(self, rows: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+    def _enumerate(
+        self, rows: IntArray, serving: BoolArray
+    ) -> tuple[IntArray, IntArray, BoolArray]:
         """All choices on these rows: line in `rows`, columns, and whether it is the row's first.
 
         One device: each that differs from those before it. Several: the fullest ones, because
@@ -225,7 +266,6 @@ class Losses:
         if not kind.count:
             lines = np.arange(len(rows))
             return lines, np.zeros((len(rows), 0), dtype=np.int64), np.ones(len(rows), np.bool_)
-        serving = arrays.serving(kind, rows)
         if kind.count > 1:
             room = np.where(serving, arrays.free[rows], np.inf)
             memory = arrays.free_memory[rows]
@@ -253,10 +293,11 @@ _Any = TypeVar("_Any", bound=np.generic)
 
 def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
     """The array extended by zeros to this many rows; unchanged if it has them."""
-    missing = rows - len(array)
-    if not missing:
+    if rows == len(array):
         return array
-    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
+    extended = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    extended[: len(array)] = array
+    return extended
 
 
 def _is_first(rooms: IntArray) -> BoolArray:
@@ -374,7 +415,7 @@ class Fragmentation:
             assert ledger is not None  # noqa: S101 - for the type checker: losses have one
             scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
             prices: FloatArray = self._counts / self._counts.sum() / scarcity
-            self._prices = np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+            self._prices = np.asarray(prices / ledger.weights, dtype=np.float64)
         return self._prices
 
     def _losses(self, arrays: Arrays, kind: PodShape) -> Losses | None:
@@ -390,7 +431,8 @@ class Fragmentation:
             return losses
         losses = self._kept[kind] = Losses(kind, ledger)
         losses.renew()
-        size = sum(each.size for each in self._kept.values())
+        size = sum(rest.parts.nbytes for rest in ledger.rests.values())
+        size += sum(each.size for each in self._kept.values())
         while size > _MOST_BYTES and len(self._kept) > 1:
             size -= self._kept.popitem(last=False)[1].size
         return losses
