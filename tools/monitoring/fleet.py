@@ -239,7 +239,7 @@ FLEET: Final = Board(
                     "Namespaces by GPU time",
                     "ranking",
                     "The ten namespaces whose shares use the most GPU time; 1 is a whole GPU."
-                    " Measured on GPUs of which a share asks for compute.",
+                    " Measured in mode soft, on GPUs of which a share asks for compute.",
                     (
                         Query(
                             of_all(
