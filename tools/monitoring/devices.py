@@ -23,7 +23,7 @@ NAME: Final = "{{namespace}} {{pod}}{{claim}} {{container}}{{request}}"
 IDENTITY: Final = "namespace, pod, container, claim, request, share"
 
 NOT_ON_ALL: Final = "Empty where the model or the driver does not report it."
-NOT_MEASURED: Final = "Empty in other modes than soft, and while no share of the GPU asks for compute."
+NOT_MEASURED: Final = "Measured in mode soft, while a share of the GPU asks for compute."
 
 
 def one(expr: str) -> str:
