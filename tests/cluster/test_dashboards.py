@@ -139,12 +139,19 @@ def dashboard(server: Prometheus, name: str, **choices: str) -> Dashboard:
 def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], at: float) -> None:
     """Of each pod, each GPU, the namespace and the node."""
     board = dashboard(server, "share", namespace=namespace)
-    shown = {
-        each.labels["pod"]: each.value
-        for each in board.ask(board.titled("Memory in use", "timeseries"), at=at)
-    }
+
+    def shown(title: str, ref: str = "A") -> dict[str, float]:
+        panel = board.titled(title, "timeseries")
+        return {each.labels["pod"]: each.value for each in board.ask(panel, ref, at=at)}
+
     told = {name: each.got_bytes for name, each in said.items()}
-    assert shown == pytest.approx(told, rel=TOLERANCE)
+    assert shown("Memory in use") == pytest.approx(told, rel=TOLERANCE)
+    limits = {name: each.total_bytes for name, each in said.items()}
+    assert shown("Memory in use", "B") == pytest.approx(limits, rel=TOLERANCE)
+    # Nothing counts the allocations of programs that have a GPU, or its time, as it is.
+    counted = said.keys() - {"exclusive", "timeslice"}
+    peaks = {name: told[name] / limits[name] for name in counted}
+    assert shown("Peak as a part of the limit") == pytest.approx(peaks, rel=TOLERANCE)
     # Each pod has the name of its mode.
     shown_modes = {each.labels["mode"] for each in board.ask(board.titled("Shares"), at=at)}
     assert shown_modes == set(said)
@@ -190,8 +197,9 @@ def check_busy(
         assert medians == pytest.approx([told] * 2, rel=TOLERANCE), pod
     # GPU time is measured in one mode alone, and has no number in the others.
     board = dashboard(server, "share", namespace=namespace)
-    panel = board.titled("GPU time", "timeseries")
-    assert {each.labels["pod"] for each in board.ask(panel, at=times[-1])} == {"soft"}
+    for title, pods in (("Busy", said.keys() - {"mig"}), ("GPU time", {"soft"})):
+        panel = board.titled(title, "timeseries")
+        assert {each.labels["pod"] for each in board.ask(panel, at=times[-1])} == pods
 
 
 def check_time(server: Prometheus, namespace: str, said: Burnt, begun: float) -> None:

@@ -75,7 +75,8 @@ NAMESPACES: Final = Board(
                 Panel(
                     "Namespaces",
                     "table",
-                    "One line for each namespace. Click one to see its shares.",
+                    "One line for each namespace. Click one to see its shares. GPU time is"
+                    " measured in mode soft, on GPUs of which a share asks for compute.",
                     (
                         Query(
                             chosen(
