@@ -11,7 +11,8 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from fleet_twin import FleetTwin, fleet
 from playwright.async_api import Page, async_playwright
 
 from allotment.model.structs import replace
+from allotment.scheduler.supervise import freeze_periodically
 from allotment.web.application import Pages
 from allotment.web.cluster import ClusterSource
 from allotment.web.cluster_pages import ClusterPages
@@ -93,8 +95,8 @@ async def _of_a_fleet(nodes: int, runs: int) -> list[Result]:
     readings = [fleet(nodes, _GPUS, tick=tick) for tick in range(2)]
     watch = Watch(FleetTwin(lambda tick: readings[tick % 2], pace_s=1e6))
     guard, served, sizes = _Guard(), Times(), Times()
-    async with TestServer(_application(Pages(watch, title="made up"), guard)) as server:
-        await _is_read(watch)
+    application = _application(Pages(watch, title="made up"), guard)
+    async with TestServer(application) as server, _frozen(watch.first_reading):
         await _ask(server, _PAGES, runs, served, sizes)
         guard.sight = _NARROW
         for _ in range(runs):  # what a viewer sees is kept until the next reading
@@ -112,24 +114,25 @@ async def _of_a_cluster(nodes: int, runs: int) -> list[Result]:
     gc.collect()
     before = _resident()
     read, pauses = [], []
-    for _ in range(3):
-        began = time.process_time()
-        found, pause = await _read(source)
-        read.append(time.process_time() - began)
-        pauses.append(pause)
-    watch = Watch(FleetTwin(lambda _: found, pace_s=1e6))
-    for number in range(round(KEPT_S / source.pace_s)):
-        watch.history.add(replace(found, read_at=found.read_at + number * source.pace_s))
-    grown = _resident() - before
-    if found.problems or not found.nodes[1].gpus[0].shares[0].memory_used:
-        raise RuntimeError(f"the cluster was not read: {', '.join(found.problems)}")
     served, sizes = Times(), Times()
-    pages = ClusterPages(watch, source, title="made up")
-    async with TestServer(_application(pages, _Guard())) as server:
-        await _is_read(watch)
-        for _ in range(runs):  # an answer is kept until the next reading
-            await watch.step()
-            await _ask(server, _CLUSTER_PAGES, 1, served, sizes)
+    async with _frozen(source.read):
+        for _ in range(3):
+            began = time.process_time()
+            found, pause = await _read(source)
+            read.append(time.process_time() - began)
+            pauses.append(pause)
+        watch = Watch(FleetTwin(lambda _: found, pace_s=1e6))
+        for number in range(round(KEPT_S / source.pace_s)):
+            watch.history.add(replace(found, read_at=found.read_at + number * source.pace_s))
+        grown = _resident() - before
+        if found.problems or not found.nodes[1].gpus[0].shares[0].memory_used:
+            raise RuntimeError(f"the cluster was not read: {', '.join(found.problems)}")
+        pages = ClusterPages(watch, source, title="made up")
+        async with TestServer(_application(pages, _Guard())) as server:
+            await watch.first_reading()
+            for _ in range(runs):  # an answer is kept until the next reading
+                await watch.step()
+                await _ask(server, _CLUSTER_PAGES, 1, served, sizes)
     part = 100 * min(read) / source.pace_s
     return [
         *_served(served, sizes),
@@ -166,9 +169,23 @@ def _application(pages: Pages, guard: _Guard) -> web.Application:
     return pages.application(guard, RateLimit(burst=1e9))
 
 
-async def _is_read(watch: Watch) -> None:
-    while not watch.number:  # noqa: ASYNC110 - the first reading begins with the server
-        await asyncio.sleep(0.01)
+@asynccontextmanager
+async def _frozen(load: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Load, and from then on collect garbage as `allot web --cluster` does; undo it."""
+    thresholds, is_loaded = gc.get_threshold(), asyncio.Event()
+
+    async def loaded() -> None:
+        await load()
+        is_loaded.set()
+
+    freezing = asyncio.create_task(freeze_periodically(loaded, lambda: True))
+    await is_loaded.wait()
+    try:
+        yield
+    finally:
+        freezing.cancel()
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 async def _ask(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import pytest
@@ -41,8 +43,9 @@ allotment:
 MODE: Final = "allotment.dev/mode"
 MEMORY: Final = "30Gi"
 """So much that a context of half a GiB is less than the tolerance."""
-KERNEL_S: Final = 0.002
+KERNEL_S: Final = 0.005
 TOLERANCE: Final = 0.02
+"""Pods are busy for half of the time: the driver's whole percents are so exact."""
 DOOR: Final = "/run/door"
 
 Json = dict[str, Any]
@@ -63,7 +66,7 @@ def server(node: NodeAgent, tmp_path: Path) -> Iterator[Prometheus]:
 
 def working(name: str, limits: Mapping[str, str], annotations: Mapping[str, str]) -> Json:
     """A pod that computes until the door opens, says what it did, and stays."""
-    program = " ".join(burn(MEMORY, "--kernel", "2ms", "--rate", "100", seconds=1000))
+    program = " ".join(burn(MEMORY, "--kernel", "5ms", "--rate", "100", seconds=1000))
     waits = "until [ -e /door/open ]; do sleep 0.1; done"
     script = f"{program} & {waits}; kill -TERM $!; wait $!; exec sleep 1000"
     mounts = [{"name": "door", "mountPath": "/door"}]
@@ -74,7 +77,7 @@ def working(name: str, limits: Mapping[str, str], annotations: Mapping[str, str]
 
 BODIES: Final = {
     "soft": working("soft", part("32Gi", compute=30), {MODE: "soft"}),
-    "mps": working("mps", part("32Gi", compute=50), {MODE: "mps"}),
+    "mps": working("mps", part("32Gi"), {MODE: "mps"}),
     "mig": working("mig", {GPU: "1"}, {"allotment.dev/mig-profile": "3g.40gb"}),
     "exclusive": working("exclusive", {NVIDIA: "1"}, {}),
     "timeslice": working("timeslice", {NVIDIA: "1"}, {}),
@@ -111,13 +114,21 @@ def test_figures_are_what_the_pods_say(
         explain=lambda: "\n".join(map(pods.explain, modes)),
     )
     measured = f'allotment_share_gpu_seconds_total{{pod="soft", {mine}}}'
-    wait_until(lambda: server.query(f"{measured} > 0.5"), "the first kernels")
+    busy = f"allotment_share_utilization_ratio{{{mine}}}"
+    wait_until(
+        lambda: len(server.query(f"{busy} > 0.4")) == len(modes - {"mig"}),
+        "a second of kernels",
+        explain=lambda: str(server.query(busy)),
+    )
     begun = at = time.time()
-    wait_until(lambda: server.query(f"{measured} > 1"), "more kernels")
+    (first,) = server.query(measured)
+    wait_until(lambda: server.query(f"{measured} > {first.value + 1.5}"), "more kernels")
+    ended = time.time()
     (door / "open").touch()
     said = {name: burnt(pods, name) for name in modes}
     assert {name: each.errors for name, each in said.items()} == dict.fromkeys(modes, ())
     check_memory(server, pods.namespace, said, at)
+    check_busy(server, pods.namespace, said, [at + second for second in range(int(ended - at))])
     check_time(server, pods.namespace, said["soft"], begun)
 
 
@@ -128,12 +139,19 @@ def dashboard(server: Prometheus, name: str, **choices: str) -> Dashboard:
 def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], at: float) -> None:
     """Of each pod, each GPU, the namespace and the node."""
     board = dashboard(server, "share", namespace=namespace)
-    shown = {
-        each.labels["pod"]: each.value
-        for each in board.ask(board.titled("Memory in use", "timeseries"), at=at)
-    }
+
+    def shown(title: str, ref: str = "A") -> dict[str, float]:
+        panel = board.titled(title, "timeseries")
+        return {each.labels["pod"]: each.value for each in board.ask(panel, ref, at=at)}
+
     told = {name: each.got_bytes for name, each in said.items()}
-    assert shown == pytest.approx(told, rel=TOLERANCE)
+    assert shown("Memory in use") == pytest.approx(told, rel=TOLERANCE)
+    limits = {name: each.total_bytes for name, each in said.items()}
+    assert shown("Memory in use", "B") == pytest.approx(limits, rel=TOLERANCE)
+    # Nothing counts the allocations of programs that have a GPU, or its time, as it is.
+    counted = said.keys() - {"exclusive", "timeslice"}
+    peaks = {name: told[name] / limits[name] for name in counted}
+    assert shown("Peak as a part of the limit") == pytest.approx(peaks, rel=TOLERANCE)
     # Each pod has the name of its mode.
     shown_modes = {each.labels["mode"] for each in board.ask(board.titled("Shares"), at=at)}
     assert shown_modes == set(said)
@@ -157,6 +175,31 @@ def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], 
     board = dashboard(server, "gpu", gpu=gpu)
     (value,) = board.ask(board.titled("Memory by share"), at=at)
     assert value.value == pytest.approx(30 * GIB, rel=TOLERANCE)
+
+
+def check_busy(
+    server: Prometheus, namespace: str, said: Mapping[str, Burnt], times: Sequence[float]
+) -> None:
+    """Of each pod and its GPU, by the driver: the median of some seconds. Of MIG nothing."""
+    holders = server.query(f'allotment_gpu_pod_info{{namespace="{namespace}"}}', times[0])
+    assert {each.labels["pod"] for each in holders} == set(said)
+    for holder in holders:
+        pod = holder.labels["pod"]
+        board = dashboard(server, "gpu", gpu=holder.labels["gpu"])
+        panel = board.titled("Busy by share")
+        shown = [[board.ask(panel, ref, at=each) for each in times] for ref in "AB"]
+        if pod == "mig":
+            assert not any(chain(*shown))
+            continue
+        assert {each.labels["pod"] for one in shown[0] for each in one} == {pod}
+        told = said[pod].kernels * KERNEL_S / said[pod].wall_seconds
+        medians = [median(each.value for (each,) in some) for some in shown]
+        assert medians == pytest.approx([told] * 2, rel=TOLERANCE), pod
+    # GPU time is measured in one mode alone, and has no number in the others.
+    board = dashboard(server, "share", namespace=namespace)
+    for title, pods in (("Busy", said.keys() - {"mig"}), ("GPU time", {"soft"})):
+        panel = board.titled(title, "timeseries")
+        assert {each.labels["pod"] for each in board.ask(panel, at=times[-1])} == pods
 
 
 def check_time(server: Prometheus, namespace: str, said: Burnt, begun: float) -> None:

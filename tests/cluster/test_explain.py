@@ -150,5 +150,10 @@ def test_the_page_shows_each_user_what_they_may_list(pods: Pods) -> None:
             for path in ("/", "/shares", "/gpus", "/waiting", "/events"):
                 text = page(path, tokens["there"]) + page(path, "no token")
                 assert not [word for word in (namespace, "large", "GPU-") if word in text]
+            refused = urllib.request.Request(  # noqa: S310 - http
+                f"{address}shares", headers={"Authorization": "Bearer wrong"}
+            )
+            with urllib.request.urlopen(refused, timeout=60) as answer:  # noqa: S310 - http
+                assert answer.url == f"{address}login?next=%2Fshares"
         finally:
             serving.terminate()

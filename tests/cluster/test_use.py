@@ -32,7 +32,8 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
 
 
 def scrape(node: NodeAgent) -> list[Sample]:
-    text = node.http("/metrics") or ""
+    text = node.http("/metrics")
+    assert text is not None, "no answer within the 10 s after which Prometheus gives up"
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 

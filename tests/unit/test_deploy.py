@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -477,3 +477,35 @@ def test_the_page_s_arguments_are_those_of_the_command(root: Path) -> None:
         assert context.params["login"]
         assert context.params["cluster"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_krew_accepts_the_plugin_and_finds_its_program(root: Path) -> None:
+    """By the rules of krew's `validate-krew-manifest`, and as krew moves an archive's files."""
+    path = root / "deploy" / "krew" / "allot.yaml"
+    text = path.read_text("utf-8").replace("@VERSION@", allotment.__version__)
+    plugin = yaml.safe_load(re.sub(r"@SHA256_[A-Z0-9]+@", "0" * 64, text))
+    assert plugin["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
+    assert (plugin["kind"], plugin["metadata"]) == ("Plugin", {"name": path.stem})
+    spec = plugin["spec"]
+    texts = {"shortDescription": 70, "description": 80, "caveats": 80}
+    assert spec.keys() == {*texts, "version", "homepage", "platforms"}
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
+    assert "\n" not in spec["shortDescription"]
+    for name, most in texts.items():
+        assert max(map(len, spec[name].splitlines())) <= most
+    platforms = [each["selector"] for each in spec["platforms"]]
+    assert platforms == [{"matchLabels": {"os": "linux", "arch": a}} for a in ("amd64", "arm64")]
+    archive = [PurePosixPath("allot-1", each) for each in ("bin", "lib", "LICENSE")]
+    for each in spec["platforms"]:
+        assert each.keys() == {"selector", "uri", "sha256", "bin", "files"}
+        assert each["uri"]
+        assert each["sha256"] == "0" * 64
+        # What a pattern matches keeps its name, under `to`.
+        moved = {
+            PurePosixPath(move["to"], found.name)
+            for move in each["files"]
+            for found in archive
+            if found.match(move["from"])
+        }
+        assert moved == {PurePosixPath(name) for name in ("bin", "lib", "LICENSE")}
+        assert PurePosixPath(each["bin"]) == PurePosixPath("bin", "kubectl-allot")

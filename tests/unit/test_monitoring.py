@@ -206,6 +206,44 @@ def test_scrapes_meet_the_manifests(root: Path) -> None:
         assert {"targetLabel": "job", "replacement": name} in endpoint["relabelings"]
 
 
+def test_idle_cost_is_of_shares_whose_time_is_measured(boards: list[Json], tmp_path: Path) -> None:
+    """A share of half a GPU that is busy for 20 %, a GPU alone for 90 %, and a MIG device."""
+    gpus = ("soft", "exclusive", "mig")
+    values = {
+        **{f'allotment_gpu_price_per_hour{{gpu="{gpu}", currency="EUR"}}': "2x40" for gpu in gpus},
+        **{f'allotment_gpu_memory_total_bytes{{gpu="{gpu}"}}': "84x40" for gpu in gpus},
+        **{f'allotment_gpu_memory_reserved_bytes{{gpu="{gpu}"}}': "4x40" for gpu in gpus},
+        'allotment_share_memory_limit_bytes{namespace="ml", gpu="soft"}': "20x40",
+        'allotment_share_compute_guaranteed_ratio{namespace="ml", gpu="soft"}': "0.5x40",
+        'allotment_share_gpu_seconds_total{namespace="ml", gpu="soft"}': "0+3x40",
+        'allotment_share_memory_limit_bytes{namespace="ml", gpu="exclusive"}': "80x40",
+        'allotment_share_utilization_ratio{namespace="ml", gpu="exclusive"}': "0.9x40",
+        'allotment_share_memory_limit_bytes{namespace="ml", gpu="mig"}': "40x40",
+    }
+    (board,) = (each for each in boards if each["uid"] == "allotment-namespace")
+    exprs = {
+        panel["title"]: re.sub(r"\$(cluster|namespace)", ".*", panel["targets"][0]["expr"])
+        for panel in panels(board)
+        if "idle" in panel["title"].lower()
+    }
+    assert exprs.keys() == {"Allocated and idle", "Idle cost by namespace"}
+    asked = [
+        {
+            "expr": f"sum({expr.replace('$__rate_interval', '5m')})",
+            "eval_time": "9m",
+            "exp_samples": [{"labels": "{}", "value": 2 * (0.5 - 0.2) + 2 * (1 - 0.9)}],
+        }
+        for expr in exprs.values()
+    ]
+    series = [{"series": each, "values": value} for each, value in values.items()]
+    document = {
+        "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": asked}],
+    }
+    path = tmp_path / "idle_test.yaml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    promtool("test", "rules", path, folder=tmp_path)
+
+
 # ---- when alerts fire ----------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ NAME: Final = "{{namespace}} {{pod}}{{claim}} {{container}}{{request}}"
 IDENTITY: Final = "namespace, pod, container, claim, request, share"
 
 NOT_ON_ALL: Final = "Empty where the model or the driver does not report it."
-NOT_MEASURED: Final = "Empty while no share of the GPU asks for compute."
+NOT_MEASURED: Final = "Measured in mode soft, while a share of the GPU asks for compute."
 
 
 def one(expr: str) -> str:
@@ -165,6 +165,7 @@ GPUS: Final = Board(
                     "percentunit",
                     width=12,
                     most=1,
+                    empty="Empty for MIG devices, and for GPUs that are cut into them.",
                 ),
                 Panel(
                     "Waits for a turn",
@@ -304,7 +305,7 @@ POD: Final = Variable(
     ' namespace=~"$namespace"}, pod)',
 )
 OF_PODS: Final = 'cluster=~"$cluster", namespace=~"$namespace", pod=~"$pod"'
-HAS_TURNS: Final = "Empty for shares of GPUs of which no share asks for compute."
+HAS_TURNS: Final = "Measured in mode soft, on GPUs of which a share asks for compute."
 OVERSUBSCRIBED: Final = "Empty unless a share may have memory on the host."
 
 

@@ -16,6 +16,7 @@ MODEL: Final = "on (gpu) group_left (model) max by (gpu, model) (allotment_gpu_i
 
 IDLE: Final = 0.02
 """A GPU that is busy less than this is idle."""
+NO_MIG: Final = "GPUs that are cut into MIG devices are left out: their drivers do not report it."
 
 
 def of_all(expr: str) -> str:
@@ -134,8 +135,7 @@ FLEET: Final = Board(
                 Panel(
                     "Busy",
                     "stat",
-                    "Part of the time in which kernels run, mean of all GPUs. A GPU that is cut"
-                    " into MIG devices is not counted: its driver does not report it.",
+                    f"Part of the time in which kernels run, mean of all GPUs. {NO_MIG}",
                     (Query(of_all("avg(allotment_gpu_utilization_ratio{%s})")),),
                     "percentunit",
                     width=3,
@@ -146,7 +146,7 @@ FLEET: Final = Board(
                     "Promised and idle",
                     "stat",
                     "GPUs that shares hold, and that were busy less than 2 % of the last 30"
-                    " minutes.",
+                    f" minutes. {NO_MIG}",
                     (
                         Query(
                             of_all(
@@ -198,7 +198,7 @@ FLEET: Final = Board(
                     "GPU time",
                     "lines",
                     "Mean of all GPUs: the part of their time that is guaranteed to shares, and"
-                    " the part in which kernels run.",
+                    f" the part in which kernels run. Of the latter, {NO_MIG}",
                     (
                         Query(
                             of_all("avg(allotment_gpu_compute_guaranteed_ratio{%s})"), "guarantee"
@@ -211,7 +211,8 @@ FLEET: Final = Board(
                 Panel(
                     "GPUs by how busy they are",
                     "stacked",
-                    "How many GPUs are idle, and how many are busy for which part of the time.",
+                    "How many GPUs are idle, and how many are busy for which part of the time."
+                    f" {NO_MIG}",
                     (
                         Query(_between(0, IDLE), "idle"),
                         Query(_between(IDLE, 0.25), "up to 25 %"),
@@ -239,7 +240,7 @@ FLEET: Final = Board(
                     "Namespaces by GPU time",
                     "ranking",
                     "The ten namespaces whose shares use the most GPU time; 1 is a whole GPU."
-                    " Measured on GPUs of which a share asks for compute.",
+                    " Measured in mode soft, on GPUs of which a share asks for compute.",
                     (
                         Query(
                             of_all(

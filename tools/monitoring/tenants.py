@@ -11,6 +11,7 @@ from monitoring.panels import FULL, Board, Panel, Query, Row
 
 CHOSEN: Final = 'cluster=~"$cluster", namespace=~"$namespace"'
 EVERYWHERE: Final = 'cluster=~"$cluster"'
+WITHOUT_MIG: Final = "MIG devices are left out: nothing says how long their kernels run."
 NO_PRICE: Final = "Empty until `allotment.metrics.prices` is set in the configuration."
 NO_QUOTA: Final = "Empty until a ResourceQuota limits GPUs, and without Allotment's scheduler."
 NOT_PODS: Final = "Without Allotment's scheduler it is empty."
@@ -41,8 +42,9 @@ _RUNS: Final = (
     "(rate(allotment_share_gpu_seconds_total{%s}[$__rate_interval])"
     " or (allotment_share_utilization_ratio{%s} + 0))"
 )
-# No more than what it keeps: time beyond that is borrowed from what others do not use.
-BUSY: Final = f"(({_RUNS} < {KEPT}) or ({KEPT} and {_RUNS}))"
+# Time beyond what it keeps is borrowed from what others do not use. Of a share whose time is not
+# measured, as that of a MIG device, nothing: it may be busy.
+IDLE: Final = f"clamp_min({KEPT} - {_RUNS}, 0)"
 _PRICED: Final = (
     " * on (gpu) group_left (currency) max by (gpu, currency) (allotment_gpu_price_per_hour)"
 )
@@ -73,7 +75,8 @@ NAMESPACES: Final = Board(
                 Panel(
                     "Namespaces",
                     "table",
-                    "One line for each namespace. Click one to see its shares.",
+                    "One line for each namespace. Click one to see its shares. GPU time is"
+                    " measured in mode soft, on GPUs of which a share asks for compute.",
                     (
                         Query(
                             chosen(
@@ -267,10 +270,10 @@ NAMESPACES: Final = Board(
                     "Allocated and idle",
                     "stat",
                     "What of it is paid for parts of GPUs that shares have, while no kernel of"
-                    " theirs runs.",
+                    f" theirs runs. {WITHOUT_MIG}",
                     (
                         Query(
-                            f"{_cost(KEPT, EVERYWHERE)} - {_cost(BUSY, EVERYWHERE)}",
+                            _cost(IDLE, EVERYWHERE),
                             "{{currency}}",
                         ),
                     ),
@@ -312,11 +315,11 @@ NAMESPACES: Final = Board(
                 Panel(
                     "Idle cost by namespace",
                     "stacked",
-                    "What of it is paid while no kernel of the share runs, per hour.",
+                    "What of it is paid while no kernel of the share runs, per hour."
+                    f" {WITHOUT_MIG}",
                     (
                         Query(
-                            f"{_cost(KEPT, CHOSEN, 'namespace, currency')}"
-                            f" - {_cost(BUSY, CHOSEN, 'namespace, currency')}",
+                            _cost(IDLE, CHOSEN, "namespace, currency"),
                             "{{namespace}} {{currency}}",
                         ),
                     ),

@@ -150,25 +150,33 @@ async def _serve_cluster(
     has_login: bool,
     tls: "ssl.SSLContext | None",
 ) -> None:
+    import asyncio
     import os
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with installed("allot web --cluster", extra="kubernetes"):
         from allotment.kube.clients import connect
+        from allotment.scheduler.supervise import freeze_periodically
         from allotment.web.cluster import ClusterSource
         from allotment.web.cluster_pages import ClusterPages
         from allotment.web.watching import Watch
     async with connect(kubeconfig or usual_kubeconfig(), context=context) as api:
         source = ClusterSource(api)
+        watch = Watch(source)
         pages = ClusterPages(
-            Watch(source),
+            watch,
             source,
             title=api.server,
             archive=archive,
             has_login=has_login,
             is_encrypted=tls is not None,
         )
-        await _serve(pages, address, guard=pages.guard, tls=tls)
+        # A reading has 100,000 objects and no garbage: a search in it holds up all pages.
+        frozen = asyncio.create_task(freeze_periodically(watch.first_reading, lambda: True))
+        try:
+            await _serve(pages, address, guard=pages.guard, tls=tls)
+        finally:
+            frozen.cancel()
 
 
 def _address(text: str, *, is_open: bool) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from allotment.model.errors import AllotError, NotFoundError, UsageError
 from allotment.model.formats import UNKNOWN, format_bytes, format_part
 from allotment.model.structs import replace
 from allotment.web.archive import RANGES, Archive, ChartLine, Costs
-from allotment.web.drawing import MEASURES, overview, segments, shade
+from allotment.web.drawing import MEASURES, bar, overview, shade
 from allotment.web.fleet import (
     SORTS,
     Fleet,
@@ -121,7 +121,7 @@ class Pages:
         }
         self._templates.globals |= {
             "static": self._static_address,
-            "segments": segments,
+            "bar": bar,
             "shade": shade,
             "version": __version__,
             "site": title,

@@ -4,6 +4,7 @@
 The page's policy forbids inline styles, so sizes are SVG attributes and colours are classes.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -34,11 +35,14 @@ MEASURES: Final[Mapping[str, tuple[str, Callable[[FleetGpu], float | None]]]] = 
 """What a colour can show, with its title."""
 
 
+_SHADES: Final = tuple(f"u{step}" for step in range(STEPS + 1))
+
+
 def shade(part: float | None) -> str:
     """Return the class of a colour: `u0` to `u10`, or `unknown`."""
     if part is None:
         return "unknown"
-    return f"u{min(STEPS, max(0, round(part * STEPS)))}"
+    return _SHADES[min(STEPS, max(0, round(part * STEPS)))]
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -77,6 +81,22 @@ def _hue(place: int) -> str:
     return f"h{place % _HUES}"
 
 
+def bar(gpu: FleetGpu) -> str:
+    """Return a GPU's parts as SVG. Made of numbers and names of colours alone: no text of others.
+
+    The fleet has hundreds of them, and a template takes five times as long.
+    """
+    shapes = []
+    for part in segments(gpu):
+        size = f'x="{part.x}" width="{part.width}" height="10"'
+        shapes.append(f'<rect class="part {part.hue}" {size}/>')
+        if part.used:
+            size = f'x="{part.x}" y="2.5" width="{part.used}" height="5"'
+            shapes.append(f'<rect class="use {part.hue}" {size}/>')
+    view = f'viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none" aria-hidden="true"'
+    return f'<svg class="bar" {view}>{"".join(shapes)}</svg>'
+
+
 class Overview(msgspec.Struct, frozen=True):
     """All GPUs of a fleet as one picture: each node a column, many nodes in a row."""
 
@@ -94,16 +114,18 @@ def overview(nodes: Sequence[FleetNode], measure: str) -> Overview:
     value = MEASURES[measure][1]
     most = max((len(node.gpus) for node in nodes), default=1) or 1
     row_height = most * _STEP + _GAP
-    squares: dict[str, list[str]] = {}
+    rows = -(-len(nodes) // _MOST_IN_A_ROW)
+    ends = [
+        [f" {row * row_height + place * _STEP}h{_SIDE}v{_SIDE}h-{_SIDE}z" for place in range(most)]
+        for row in range(rows)
+    ]
+    squares: defaultdict[str, list[str]] = defaultdict(list)
     for number, node in enumerate(nodes):
         row, column = divmod(number, _MOST_IN_A_ROW)
-        x, top = column * _STEP, row * row_height
-        for place, gpu in enumerate(node.gpus):
+        begin = f"M{column * _STEP}"
+        for gpu, end in zip(node.gpus, ends[row], strict=False):
             colour = "problem" if gpu.problem else shade(value(gpu))
-            squares.setdefault(colour, []).append(
-                f"M{x} {top + place * _STEP}h{_SIDE}v{_SIDE}h-{_SIDE}z"
-            )
-    rows = -(-len(nodes) // _MOST_IN_A_ROW)
+            squares[colour].append(begin + end)
     return Overview(
         width=min(len(nodes), _MOST_IN_A_ROW) * _STEP,
         height=max(1, rows * row_height - _GAP),

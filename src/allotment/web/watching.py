@@ -151,6 +151,13 @@ class Watch:
             await self.step()
             await asyncio.sleep(max(0.05, self.pace_s - (time.monotonic() - began)))
 
+    async def first_reading(self) -> None:
+        """Wait until a reading has succeeded."""
+        with self.subscribed() as news:
+            while not self.fleet.read_at:
+                await news.wait()
+                news.clear()
+
     async def step(self) -> None:
         """Read once, and wake those who wait."""
         try:

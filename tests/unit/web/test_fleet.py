@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a viewer sees of a fleet, how it is searched, and its pictures."""
 
+from xml.etree import ElementTree as ET
+
 import pytest
 from fleet_twin import GI, fleet, gpu, share
 
 from allotment.model.structs import replace
-from allotment.web.drawing import WIDTH, overview, segments, shade
+from allotment.web.drawing import WIDTH, bar, overview, segments, shade
 from allotment.web.fleet import EVERYTHING, FleetNode, Sight, matching, totals_of, visible
 
 
@@ -54,10 +56,18 @@ def test_nodes_are_found_by_all_words(text: str, names: int) -> None:
 
 
 def test_the_parts_of_a_gpu_fill_its_bar_in_order() -> None:
-    parts = segments(gpu("n", 0, (share(1, "g", part=0.5), share(2, "g", part=1.0))))
+    shared = gpu("n", 0, (share(1, "g", part=0.5), share(2, "g", part=1.0)))
+    parts = segments(shared)
     assert [(each.x, each.width, each.used) for each in parts] == [
         (0.0, 25.0, 12.5),
         (25.0, 25.0, 25.0),
+    ]
+    drawn = ET.fromstring(bar(shared))  # noqa: S314 - our own text
+    assert [(each.get("class"), each.get("x"), each.get("width")) for each in drawn] == [
+        ("part h0", "0.0", "25.0"),
+        ("use h0", "0.0", "12.5"),
+        ("part h1", "25.0", "25.0"),
+        ("use h1", "25.0", "25.0"),
     ]
 
 

@@ -76,3 +76,21 @@ def test_a_failed_reading_leaves_the_last_fleet_and_says_why() -> None:
         assert (watch.problem, watch.subscribers, watch.number) == ("", 0, 3)
 
     asyncio.run(run())
+
+
+def test_the_first_reading_is_the_first_that_succeeds() -> None:
+    async def run() -> None:
+        twin = FleetTwin(lambda _: fleet())
+        watch = Watch(twin)
+        twin.problem = BusyError("the API server does not answer")
+        first = asyncio.create_task(watch.first_reading())
+        for _ in range(2):
+            await asyncio.sleep(0)
+            assert watch.subscribers == 1
+            await watch.step()
+        twin.problem = None
+        await watch.step()
+        await first
+        assert (watch.number, watch.subscribers) == (3, 0)
+
+    asyncio.run(run())
