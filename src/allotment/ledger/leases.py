@@ -404,25 +404,26 @@ def _folder(path: Path | str) -> str:
     return os.path.dirname(path)  # noqa: PTH120 - paths are plain here
 
 
-def _check(code: int, directory: Path, doing: str) -> None:
+def _check(code: int, at: Path | str, doing: str) -> None:
     number = -code
     if number <= 0:
         return
     if number == errno.ERANGE:
+        gpu = os.path.basename(at)  # noqa: PTH119 - paths are plain here
         raise DoesNotFitError(
-            f"GPU {directory.name}: the guarantees of its shares would exceed 100 %",
+            f"GPU {gpu}: the guarantees of its shares would exceed 100 %",
             hint="guarantee less, or make room: `allot ps` shows the shares, `allot resize`"
             " changes one",
         )
     if number in (errno.EINVAL, errno.EPROTO):
-        raise damaged(directory / CONTRACT, "damaged, truncated or another version")
+        raise damaged(f"{at}/{CONTRACT}", "damaged, truncated or another version")
     hint = {
         errno.ENOSPC: "free some space there, or choose another folder with --state",
         errno.EROFS: "choose a writable folder with --state or ALLOTMENT_STATE",
         errno.EACCES: "run as the owner of that file, or choose another folder with --state",
         errno.ESTALE: "the share was removed in the meantime: see `allot ps`",
     }.get(number, "see `allot doctor`")
-    raise LedgerError(f"{directory}: cannot {doing}: {os.strerror(number)}", hint=hint)
+    raise LedgerError(f"{at}: cannot {doing}: {os.strerror(number)}", hint=hint)
 
 
 def u32(data: bytes, at: int) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Collection
 import msgspec
 
 from allotment.devices.sources import Problem, Reading
-from allotment.ledger import DeviceUse, SeatAccount
+from allotment.ledger import DeviceUse, Ledger, SeatAccount
 from allotment.model.compute import Compute, exceeds, in_full
 from allotment.model.structs import replace
+from allotment.modes import Turns, traits_of
+from allotment.shares.record import LoadedShare
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -92,3 +94,36 @@ def utilization(reading: Reading | Problem | None, pids: Collection[int]) -> int
     percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
     known = [each for each in percents if each is not None]
     return None if percents and not known else sum(known)
+
+
+def compute_of(
+    found: LoadedShare,
+    ledger: Ledger,
+    uuid: str,
+    use: DeviceUse,
+    turns: Turns | None,
+    *,
+    driver_percent: int | None,
+) -> ComputeView | None:
+    """The view of one of a share's devices; None: nothing is promised or known of its compute."""
+    terms = found.terms.get(uuid)
+    if traits_of(found.mode).needs_daemon:  # it takes no turns
+        terms, turns = None, None
+        promised = next((each.compute for each in found.devices() if each.uuid == uuid), None)
+    elif terms is not None and turns is not None:
+        promised = terms.compute
+    else:
+        return None
+    if promised is None:
+        return None
+    return ComputeView(
+        promised=promised,
+        is_suspended=terms is not None and terms.is_suspended,
+        is_measured=turns is not None and turns.is_governed,
+        use=use,
+        account=SeatAccount() if turns is None else turns.account,
+        driver_percent=driver_percent,
+        read_ns=ledger.read_ns,
+        takes_turns=turns is not None,
+        distrusted_by=() if turns is None else turns.distrusted_by,
+    )

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from allotment.devices.sources import Problem, Reading
-from allotment.ledger import DeviceUse, Ledger, SeatAccount
+from allotment.ledger import Ledger
 from allotment.ledger.leases import DeviceFiles
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
@@ -25,7 +25,7 @@ from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
-from allotment.shares.compute_view import ComputeView, utilization
+from allotment.shares.compute_view import ComputeView, compute_of, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import (
     attached,
@@ -435,7 +435,7 @@ def _devices(
             is_oversubscribed=policy.is_oversubscribed,
             host_bytes=use.used if is_off_device else use.host_bytes,
             moved_bytes=use.moved_bytes,
-            compute=_compute(
+            compute=compute_of(
                 found,
                 found.ledger,
                 policy.uuid,
@@ -445,38 +445,6 @@ def _devices(
             ),
         )
         for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
-    )
-
-
-def _compute(
-    found: LoadedShare,
-    ledger: Ledger,
-    uuid: str,
-    use: DeviceUse,
-    turns: Turns | None,
-    *,
-    driver_percent: int | None,
-) -> ComputeView | None:
-    terms = found.terms.get(uuid)
-    if traits_of(found.mode).needs_daemon:  # it takes no turns
-        terms, turns = None, None
-        promised = next((each.compute for each in found.devices() if each.uuid == uuid), None)
-    elif terms is not None and turns is not None:
-        promised = terms.compute
-    else:
-        return None
-    if promised is None:
-        return None
-    return ComputeView(
-        promised=promised,
-        is_suspended=terms is not None and terms.is_suspended,
-        is_measured=turns is not None and turns.is_governed,
-        use=use,
-        account=SeatAccount() if turns is None else turns.account,
-        driver_percent=driver_percent,
-        read_ns=ledger.read_ns,
-        takes_turns=turns is not None,
-        distrusted_by=() if turns is None else turns.distrusted_by,
     )
 
 
