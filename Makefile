@@ -47,7 +47,7 @@ test-all: lint types $(VENV)/.developer native testbed ## everything, with the t
 	@$(MAKE) --no-print-directory audit
 
 unit: $(VENV)/.developer ## the tests that need no process but their own
-	$(python) -m pytest -n $(WORKERS) tests/unit $(PYTEST_ARGS)
+	$(python) -m pytest -n $(WORKERS) $(or $(UNIT),tests/unit) $(PYTEST_ARGS)
 
 # Both show their figures also after a failed test, and fail then. Absolute: tests start `allot` in other folders.
 coverage: $(VENV)/.developer native ## which lines of Python the tests reach: build/coverage; COVERAGE_TESTS= narrows

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.options import installed, output_option, usual_kubeconfig
+from allotment.cli.options import installed, output_option, read_of_cluster
 from allotment.cli.replay_tables import print_results
 from allotment.cli.scheduler_options import preferred_modes
 from allotment.model.modes import SOFT
@@ -321,18 +322,17 @@ def _check_options(
 
 def _live_scene(kubeconfig: Path | None, replay: str, modes: Sequence[str]) -> Scene:
     """Read the cluster, and report the objects that could not be read."""
-    import asyncio
-
     with installed("allot simulate", extra="kubernetes"):
-        from allotment.kube.clients import connect
-        from allotment.kube.live import LiveCluster, read_cluster
+        from allotment.kube.live import read_cluster
         from allotment.simulate.scenes import LiveScene, Replayed
 
-    async def read() -> LiveCluster:
-        async with connect(kubeconfig or usual_kubeconfig()) as api:
-            return await read_cluster(api, modes=modes)
-
-    cluster = asyncio.run(read())
+    cluster = read_of_cluster(
+        kubeconfig,
+        None,
+        partial(read_cluster, modes=modes),
+        rights="list nodes and pods in the whole cluster",
+        check="list pods -A",
+    )
     for problem in cluster.problems:
         click.echo(f"left out: {problem}", err=True)
     scene = LiveScene(cluster=cluster, replayed=Replayed(replay))

@@ -135,6 +135,7 @@ class _Watcher:
         self._folder = folder
         self._spec = spec
         self._devices: Sequence[DeviceRow] = ()
+        self._without = ""
         self._seen: ShareStatus | None = None
 
     def look(self) -> "ShareStatus":
@@ -147,8 +148,9 @@ class _Watcher:
         once = cache(readings)  # one reading for both tables
         try:
             self._devices, _ = survey(self._folder, self._spec, shares, once)
-        except NoDevicesError:
-            self._devices = ()  # a machine without a GPU has no shares
+            self._without = ""
+        except NoDevicesError as error:
+            self._devices, self._without = (), error.message
         status = status_of(self._folder, shares, once)
         self._seen = status if self._seen is None else status.since(self._seen)
         return self._seen
@@ -173,6 +175,7 @@ class _Watcher:
             time.strftime("%H:%M:%S"),
             sort,
             is_inside=bool(inside_share()),
+            without=self._without,
             outside=status.outside,
         )
 

@@ -55,6 +55,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Processes that use GPUs outside any share."""
     is_inside: bool = False
     """Whether `allot top` runs inside a share, where no shares are visible."""
+    without: str = ""
+    """Why there is no device."""
     has_bars: bool = True
     pace_s: float = 1.0
     """Seconds between two readings."""
@@ -242,7 +244,8 @@ def _keys(frame: Frame, width: int) -> Text:
 
 def _no_shares(frame: Frame) -> Text:
     where = " are visible from inside a share" if frame.is_inside else ""
-    return Text(f"No shares{where}.", style="dim")
+    reason = f": {frame.without}" if frame.without else "."
+    return Text(f"No shares{where}{reason}", style="dim")
 
 
 def _outside(user: OutsideView) -> Text:

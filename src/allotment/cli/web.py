@@ -125,9 +125,12 @@ def command(
         asyncio.run(_serve_cluster(kubeconfig, context, address, archive, has_login=login, tls=tls))
         return
     with installed("allot web", extra="web"):
+        from allotment.devices.simulated import parse_spec
         from allotment.shares.folders import StateFolder
         from allotment.web.application import Pages
         from allotment.web.watching import Watch
+    if simulated:
+        parse_spec(simulated)  # refused before the page is offered
     source = MachineSource(StateFolder.at(state), simulated, prices)
     pages = Pages(Watch(source), title=source.name, archive=archive, costs=source)
     asyncio.run(_serve(pages, address))

@@ -178,6 +178,27 @@ def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
     assert "hint: " in shown.stderr
 
 
+def test_a_cluster_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "config"
+    write_kubeconfig(kubeconfig, "http://127.0.0.1:1")
+    shown = simulate("--from-cluster", "--policy", "binpack", "--kubeconfig", str(kubeconfig))
+    assert "cannot be reached: Connection refused" in shown.stderr
+    assert "hint: check that `kubectl get nodes` works with this kubeconfig" in shown.stderr
+
+
+def write_kubeconfig(path: Path, address: str) -> None:
+    path.write_text(
+        json.dumps(
+            {
+                "current-context": "it",
+                "contexts": [{"name": "it", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": address}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+
+
 @pytest.fixture
 def usual_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """An API server that kubectl would find; its nodes."""
@@ -200,17 +221,7 @@ def usual_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     (tmp_path / ".kube").mkdir()
-    address = f"http://127.0.0.1:{server.server_port}"
-    (tmp_path / ".kube" / "config").write_text(
-        json.dumps(
-            {
-                "current-context": "it",
-                "contexts": [{"name": "it", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": {"server": address}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-            }
-        )
-    )
+    write_kubeconfig(tmp_path / ".kube" / "config", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

@@ -320,6 +320,8 @@ def test_a_weight_is_shown_where_it_is_another_than_the_others() -> None:
 
 def test_no_shares_is_said() -> None:
     assert "No shares." in drawn(frame(), 80)
+    without = replace(frame(), devices=(), without="no NVIDIA driver was found")
+    assert "No shares: no NVIDIA driver was found" in drawn(without, 80)
 
 
 def test_tables_are_aligned_and_keep_control_characters_out(

@@ -2,6 +2,7 @@
 """The mode `soft`: a ledger for each placement."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,7 +194,19 @@ def test_what_nobody_asks_for_is_forgotten(directory: Path) -> None:
 
 def test_each_name_is_a_mode() -> None:
     assert [mode_named(name).name for name in MODES] == list(MODES)
-    assert len({traits_of(name) for name in MODES}) == len(MODES)
+    names = {traits_of(name): name for name in MODES}
+    alike = [(name, same) for name in MODES if (same := names[traits_of(name)]) != name]
+    assert not alike, "nothing but a name tells these modes apart"
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/concepts/modes.md", "docs/reference/config.md",
+     "docs/reference/explain-pod.schema.json", "docs/reference/cli.md"],
+)  # fmt: skip
+def test_pages_that_list_modes_list_them_all(page: str) -> None:
+    text = (Path(__file__).parents[3] / page).read_text("utf-8")
+    assert [name for name in MODES if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_limits_can_change_in_a_mode_with_a_ledger_of_its_own() -> None:
