@@ -76,7 +76,7 @@ def working(name: str, limits: Mapping[str, str], annotations: Mapping[str, str]
 
 
 BODIES: Final = {
-    "soft": working("soft", part("32Gi", compute=30), {MODE: "soft"}),
+    "soft": working("soft", part("32Gi", compute=60), {MODE: "soft"}),
     "mps": working("mps", part("32Gi"), {MODE: "mps"}),
     "mig": working("mig", {GPU: "1"}, {"allotment.dev/mig-profile": "3g.40gb"}),
     "exclusive": working("exclusive", {NVIDIA: "1"}, {}),

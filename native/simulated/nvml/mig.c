@@ -9,6 +9,10 @@ static allot_gpu_mig *mig_of(const nvml_gpu *gpu) {
   return &gpu->engine->machine->mig.gpus[gpu->index];
 }
 
+bool nvml_is_cut(const nvml_gpu *gpu) {
+  return nvml_can_mig(gpu) && allot_load(&mig_of(gpu)->enabled) != 0;
+}
+
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
                                               unsigned int *pending) {
   NVML_ENTER(device, current != NULL && pending != NULL);
