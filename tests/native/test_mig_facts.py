@@ -12,7 +12,9 @@ from allotment.devices import faults
 from allotment.devices.facts import FactReader, MigFacts
 from allotment.devices.geometries import profile_name
 from allotment.devices.mig_machine import MigDevice, MigMachine
+from allotment.devices.nvml import Nvml
 from allotment.devices.simulated import SimulatedMachine
+from allotment.devices.sources import Reading
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
 from allotment.model.mig import MigGpu
 from allotment.model.structs import replace
@@ -97,6 +99,10 @@ def test_a_compute_instance_takes_all_of_a_7g(machine: Callable[[str], Path]) ->
     [device] = FactReader(machine=path, patience_s=60).read().devices
     assert device.mig_devices is not None
     assert [(each.gi_slices, each.ci_slices) for each in device.mig_devices] == [(7, 7)]
+    with Nvml(machine=path) as source:  # what runs in it is in no figure of the GPU
+        (reading,) = source.readings().values()
+    assert isinstance(reading, Reading)
+    assert reading.gpu_percent is reading.memory_percent is None
 
 
 def test_errors_say_what_was_not_done_to_which_gpu(machine: Callable[[str], Path]) -> None:

@@ -49,14 +49,26 @@ def containerd(plan: Plan, settings: NodeSettings) -> Component:
     config = folder / "config.toml"
     config.write_text(_runtime_config(folder, settings), encoding="utf-8")
     probe = [str(plan.binaries / "ctr"), "--address", RUNTIME_SOCKET, "version"]
-    return Component(
+
+    def is_ready() -> bool:
+        """As systemd sees it, which starts the kubelet then.
+
+        It answers some time before it serves the kubelet, which ends if it comes in between.
+        """
+        if sandbox.run(probe, check=False).returncode != 0:
+            return False
+        text = made.log.read_text("utf-8")
+        return text.rfind("containerd successfully booted") > text.rfind("starting containerd")
+
+    made = Component(
         name="containerd",
         sandbox=sandbox,
         command=(str(plan.binaries / "containerd"), f"--config={config}"),
         # It starts containerd-shim-runc-v2, which starts runc.
         environment=_path_with(plan.binaries),
-        is_ready=lambda: sandbox.run(probe, check=False).returncode == 0,
+        is_ready=is_ready,
     )
+    return made
 
 
 def kubelet(plan: Plan, settings: NodeSettings) -> Component:
