@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is learned of batches when their marks are passed, and of long work before: what is charged,
-// what launches of the same are expected to take, and whether anything runs.
+// Reads the marks that the GPU has passed: charges the work, long work also before its end, learns
+// how long launches take, and sees whether anything runs.
 #include "compute.h"
 #include "driver.h"
 #include "marks.h"

@@ -52,7 +52,7 @@ _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _NONE: frozenset[ShareId] = frozenset()
 _OF_CONTAINERS = frozenset({Injection.CDI, Injection.MOUNTS})
 _NO_USER = -1
-_JUST_S = 2
+_JOINS_S = 2
 
 
 _Image = tuple[bytes, ...]
@@ -97,11 +97,15 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def has_just_begun(pid: int) -> bool:
-    """Tell whether a process began within the last seconds: it may not be where it belongs yet."""
-    now = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+def clock_ticks() -> float:
+    """Return the time since boot, as `start_time` has it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+
+
+def began_after(pid: int, ticks: float) -> bool:
+    """Tell whether a process began since then, or so shortly before that it joined no share yet."""
     start = start_time(pid)
-    return start is not None and now - start < _JUST_S * os.sysconf("SC_CLK_TCK")
+    return start is not None and start > ticks - _JOINS_S * os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(runner: Runner) -> bool:

@@ -29,10 +29,12 @@ from allotment.shares.compute_view import ComputeView, compute_of, utilization
 from allotment.shares.folders import StateFolder
 from allotment.shares.process_tree import (
     attached,
+    began_after,
+    clock_ticks,
     command_of,
-    has_just_begun,
     host_pid,
     is_in_pod,
+    is_running,
     names_inside,
     pid_inside,
     take_census,
@@ -256,6 +258,7 @@ def share_status(
     UUID.
     """
     known = list(shares)
+    begun = clock_ticks()
     members, running = take_census((each.share, each.directory) for each in known if each.share)
     users_of_any: set[int] = set().union(*members.values())
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
@@ -269,16 +272,16 @@ def share_status(
         users |= attached(each.ledger.processes if each.ledger else (), each.directory, users)
         show = partial(
             _view,
-            members=users,
             readings=answers[machine],
             losses=losses,
             files=files,
-            is_running=each.id in running,
+            has_runner=each.id in running,
         )
-        shown = show(each)
+        shown = show(each, members=users)
         if any(not process.is_enforced for process in shown.processes):
             # It may have entered its ledger since that was read, and before the driver was asked.
-            shown = show(read_share(each.directory, written=each.share) or each)
+            again = read_share(each.directory, written=each.share, files=files) or each
+            shown = show(again, members={pid for pid in users if is_running(pid)})
         views.append(shown)
     for path in machines:
         name = str(path) if path else None
@@ -287,7 +290,7 @@ def share_status(
     if inside_share():  # the driver reports only the share's own processes there
         answers.clear()
     found = [user for each in answers.values() for user in _outside(each, views, members)]
-    if any(has_just_begun(user.pid) for user in found):  # since the census, perhaps in a share
+    if any(began_after(user.pid, begun) for user in found):  # perhaps in a share
         members, _ = take_census((each.share, each.directory) for each in known if each.share)
         found = [user for each in answers.values() for user in _outside(each, views, members)]
     # A machine may have been queried by two paths.
@@ -348,16 +351,16 @@ def _view(
     readings: Mapping[str, Reading | Problem],
     losses: Mapping[str, Collection[Loss]] | None,
     files: DeviceFiles,
-    is_running: bool,
+    has_runner: bool,
 ) -> ShareView:
-    """`members` are its processes by the kernel and the driver. `is_running`: its runner lives."""
+    """`members` are its processes by the kernel and the driver. `has_runner`: its runner lives."""
     found = without_freed(read, readings)
     processes = _enforced(found.ledger, members) if found.ledger else ()
     uuids = [device.driver_uuid for device in found.devices()]
     without_shim = members - {process.pid for process in processes}
     unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
     processes += unenforced
-    state = _state(found, is_used=bool(members or processes), is_running=is_running)
+    state = _state(found, is_used=bool(members or processes), has_runner=has_runner)
     shown = {process.pid for process in processes}
     devices = _devices(found, files, members, readings)
     remaining = sorted(members - shown) if state is LiveState.LEFT else ()
@@ -395,7 +398,7 @@ def _remark(found: LoadedShare) -> str:
     return ""
 
 
-def _state(found: LoadedShare, *, is_used: bool, is_running: bool) -> LiveState:
+def _state(found: LoadedShare, *, is_used: bool, has_runner: bool) -> LiveState:
     if found.problem or not found.share:
         return LiveState.DAMAGED
     if found.share.suspension is not None and found.share.suspension.is_complete:
@@ -404,7 +407,7 @@ def _state(found: LoadedShare, *, is_used: bool, is_running: bool) -> LiveState:
         if found.share.owner is None:
             return LiveState.KEPT
         return LiveState.RUNNING if is_used else LiveState.WAITING
-    return LiveState.RUNNING if is_running else LiveState.LEFT
+    return LiveState.RUNNING if has_runner else LiveState.LEFT
 
 
 def _devices(

@@ -82,9 +82,9 @@ def _hue(place: int) -> str:
 
 
 def bar(gpu: FleetGpu) -> str:
-    """Return a GPU's parts as SVG. Made of numbers and names of colours alone: no text of others.
+    """Return a GPU's parts as SVG. It contains no user text.
 
-    The fleet has hundreds of them, and a template takes five times as long.
+    The fleet has hundreds of them, which a template would take long for.
     """
     shapes = []
     for part in segments(gpu):

@@ -94,6 +94,28 @@ def test_a_program_that_began_after_its_ledger_was_read_is_enforced(
     assert [each.used for each in share.devices] == [3 * GI]
 
 
+def test_a_program_that_ends_meanwhile_is_not_unenforced_beside_one_that_is(
+    folder: StateFolder,
+    make: Make,
+    hold: Hold,
+    sleeper: Sleeper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    escaped = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    monkeypatch.setenv("ALLOTMENT_SHARE", str(directory))
+    with hold(directory) as holder:
+        monkeypatch.delenv("ALLOTMENT_SHARE")
+
+        def ask(machine: Path | None) -> Mapping[str, Reading | Problem]:
+            holder.kill()
+            holder.wait()
+            return driver((escaped, GI), (holder.pid, 3 * GI))(machine)
+
+        (share,) = view(current(folder), ask)
+    assert [each.pid for each in share.processes if not each.is_enforced] == [escaped]
+
+
 def test_a_program_of_a_share_that_begins_while_the_driver_is_asked_is_not_outside(
     folder: StateFolder, make: Make, sleeper: Sleeper
 ) -> None:

@@ -189,11 +189,20 @@ class Tenants:
         return tuple(made)
 
     async def release_claim(self, uid: PodUid) -> None:
-        """End the shares of a ResourceClaim. Raises `BusyError` while one has processes."""
+        """End the shares of a ResourceClaim. Raises `BusyError` while one has processes.
+
+        The others are ended all the same.
+        """
+        problem: AllotError | None = None
         async with self._locks.hold(uid):
             for share in self.shares:
                 if share.owner is not None and share.owner.uid == uid:
-                    await self._end(share.id, Why.CLAIM_RELEASED)
+                    try:
+                        await self._end(share.id, Why.CLAIM_RELEASED)
+                    except AllotError as error:
+                        problem = problem or error
+        if problem is not None:
+            raise problem
 
     async def adopt(self) -> None:
         """Read the present shares, before the first call. Raises `StateError`."""

@@ -432,8 +432,10 @@ class ResourceDriver:
 
     async def _release(self, uid: PodUid) -> None:
         await self._unslice_time(uid)
-        await asyncio.to_thread(self._monitors.hide, uid)
-        await self._tenants.release_claim(uid)
+        try:
+            await asyncio.to_thread(self._monitors.hide, uid)
+        finally:
+            await self._tenants.release_claim(uid)
 
     async def _end_lost(self) -> NoReturn:
         """End what claims have that no kubelet releases any more, as after a node's reset."""
@@ -471,7 +473,7 @@ class ResourceDriver:
     async def _given(self, claim: ResourceClaim) -> tuple[Mapping[str, Share], Mapping[str, str]]:
         """Make a claim's shares and monitors, by request. Raises `AllotError`.
 
-        Then a claim that is new keeps nothing; the containers of another one may run.
+        On failure a claim that had none before keeps none: its containers do not run.
         """
         orders = self._orders(claim)
         await self._end_former(claim, orders.values())

@@ -268,8 +268,8 @@ class PodWebhook:
         others = self._other_scheduler_of(pod)
         if others and is_limited and not is_known(need):
             raise _ForbiddenError(
-                f"pod {pod}: schedulerName is {others}, and only {self._settings.scheduler_name}"
-                " checks the namespace's quota of GPUs when the pod gets some, whose amount is"
+                f"pod {pod}: schedulerName is {others}, not {self._settings.scheduler_name}, which"
+                " checks the namespace's quota of GPUs when the pod gets some: their amount is"
                 f" unknown until then; hint: leave schedulerName out, or ask for {GPU_MEMORY} in"
                 f" mode {SOFT} or {MPS}"
             )

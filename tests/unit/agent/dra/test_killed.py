@@ -224,28 +224,44 @@ def test_a_claim_whose_cdi_spec_cannot_be_written_has_no_share_until_it_can(
     check_made(node)
 
 
+class Stuck(PodShares):
+    """Cannot end one share, as where the CDI folder becomes read-only."""
+
+    def __init__(self, node: Node, stuck: ShareId) -> None:
+        super().__init__(node.folder, machine=node.machine, folders=NodeFolders(cdi=node.cdi))
+        self.stuck: ShareId | None = stuck
+
+    def end(self, share: ShareId) -> None:
+        if share == self.stuck:
+            raise StateError("cannot remove the CDI spec: Read-only file system")
+        super().end(share)
+
+
+def test_a_release_ends_the_shares_that_can_be_ended(node: Node) -> None:
+    wanted = orders(node)
+    store = Stuck(node, wanted[0].id)
+
+    async def story(tenants: Tenants) -> None:
+        with pytest.raises(StateError, match="Read-only file system"):
+            await tenants.release_claim(CLAIM)
+        assert [each.id for each in list_shares(node.folder)] == [wanted[0].id]
+
+    told(lambda: agent(node, store), preparing(wanted), story)
+
+
 def test_a_share_that_cannot_be_ended_hides_neither_the_reason_nor_the_other_shares(
     node: Node,
 ) -> None:
-    """As where the CDI folder becomes read-only. The claim's release ends it."""
+    """The claim's release ends it."""
     wanted = orders(node)
     without_the_last(node)
-
-    class Stuck(PodShares):
-        def end(self, share: ShareId) -> None:
-            if share == wanted[0].id and self.is_stuck:
-                raise StateError("cannot remove the CDI spec: Read-only file system")
-            super().end(share)
-
-        is_stuck = True
-
-    store = Stuck(node.folder, machine=node.machine, folders=NodeFolders(cdi=node.cdi))
+    store = Stuck(node, wanted[0].id)
 
     async def story(tenants: Tenants) -> None:
         with pytest.raises(StateError, match="No such file or directory"):
             await tenants.prepare_claim(CLAIM, wanted)
         assert [each.id for each in list_shares(node.folder)] == [wanted[0].id]
-        store.is_stuck = False
+        store.stuck = None
 
     told(lambda: agent(node, store), story, release)
     check_gone(node)
