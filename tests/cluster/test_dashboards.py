@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any, Final
 
 import pytest
@@ -45,7 +45,8 @@ MEMORY: Final = "30Gi"
 """So much that a context of half a GiB is less than the tolerance."""
 KERNEL_S: Final = 0.005
 TOLERANCE: Final = 0.02
-"""Pods are busy for half of the time: the driver's whole percents are so exact."""
+BUSY_TOLERANCE: Final = 0.05
+"""The driver's figure is of the last second, in which a busy machine may let a pod start late."""
 DOOR: Final = "/run/door"
 
 Json = dict[str, Any]
@@ -122,7 +123,7 @@ def test_figures_are_what_the_pods_say(
     )
     begun = at = time.time()
     (first,) = server.query(measured)
-    wait_until(lambda: server.query(f"{measured} > {first.value + 1.5}"), "more kernels")
+    wait_until(lambda: server.query(f"{measured} > {first.value + 3}"), "more kernels")
     ended = time.time()
     (door / "open").touch()
     said = {name: burnt(pods, name) for name in modes}
@@ -180,7 +181,7 @@ def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], 
 def check_busy(
     server: Prometheus, namespace: str, said: Mapping[str, Burnt], times: Sequence[float]
 ) -> None:
-    """Of each pod and its GPU, by the driver: the median of some seconds. Of MIG nothing."""
+    """Of each pod and its GPU, by the driver: the mean of some seconds. Of MIG nothing."""
     holders = server.query(f'allotment_gpu_pod_info{{namespace="{namespace}"}}', times[0])
     assert {each.labels["pod"] for each in holders} == set(said)
     for holder in holders:
@@ -193,8 +194,8 @@ def check_busy(
             continue
         assert {each.labels["pod"] for one in shown[0] for each in one} == {pod}
         told = said[pod].kernels * KERNEL_S / said[pod].wall_seconds
-        medians = [median(each.value for (each,) in some) for some in shown]
-        assert medians == pytest.approx([told] * 2, rel=TOLERANCE), pod
+        means = [fmean(each.value for (each,) in some) for some in shown]
+        assert means == pytest.approx([told] * 2, rel=BUSY_TOLERANCE), pod
     # GPU time is measured in one mode alone, and has no number in the others.
     board = dashboard(server, "share", namespace=namespace)
     for title, pods in (("Busy", said.keys() - {"mig"}), ("GPU time", {"soft"})):

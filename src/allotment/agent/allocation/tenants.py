@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -189,20 +189,11 @@ class Tenants:
         return tuple(made)
 
     async def release_claim(self, uid: PodUid) -> None:
-        """End the shares of a ResourceClaim. Raises `BusyError` while one has processes.
-
-        The others are ended all the same.
-        """
-        problem: AllotError | None = None
-        async with self._locks.hold(uid):
+        """End a claim's shares, all that can be. Raises `BusyError` while one has processes."""
+        async with self._locks.hold(uid), AsyncExitStack() as ends:  # tries all of them
             for share in self.shares:
                 if share.owner is not None and share.owner.uid == uid:
-                    try:
-                        await self._end(share.id, Why.CLAIM_RELEASED)
-                    except AllotError as error:
-                        problem = problem or error
-        if problem is not None:
-            raise problem
+                    ends.push_async_callback(self._end, share.id, Why.CLAIM_RELEASED)
 
     async def adopt(self) -> None:
         """Read the present shares, before the first call. Raises `StateError`."""
