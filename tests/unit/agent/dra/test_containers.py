@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,13 +19,6 @@ from allotment.shares.mode_policy import ModePolicy
 OTHER = gpu(1)
 POD = PodUid("p1")
 BOTH = (UsedClaim("mine", "a"), UsedClaim("mine", "b"))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a path that is short enough for sockets."""
-    with TemporaryDirectory(prefix="dra-") as name:
-        yield Path(name)
 
 
 def used(found: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc.aio
@@ -33,13 +31,6 @@ from allotment.model.mig import MigSlice
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.model.structs import replace
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a path that is short enough for sockets."""
-    with TemporaryDirectory(prefix="dra-") as name:
-        yield Path(name)
 
 
 def test_the_kubelet_finds_the_driver_and_its_versions(folder: Path) -> None:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from driver_twin import Scene, claim, result, serving
@@ -33,13 +31,6 @@ RUNNING = replace(
 ENDED = replace(WAITING, uid=PodUid("p3"), has_ended=True)
 ELSEWHERE = replace(WAITING, uid=PodUid("p4"), namespace="other")
 WITHOUT = replace(WAITING, uid=PodUid("p5"), claims={})
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a path that is short enough for sockets."""
-    with TemporaryDirectory(prefix="dra-") as name:
-        yield Path(name)
 
 
 def hear(scene: Scene, *pods: Pod) -> None:

@@ -7,12 +7,9 @@ tests/cluster has the event that the kubelet makes of the error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import pytest
 from driver_twin import DEVICE, Scene, claim, result, serving
 from own_node_twin import until
 
@@ -23,13 +20,6 @@ from allotment.model.errors import DoesNotFitError
 KUBELETS_PATIENCE_S = 45
 """With a driver's call (PluginClientTimeout)."""
 OTHER_NODE = claim(result(pool="n2"))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a path that is short enough for sockets."""
-    with TemporaryDirectory(prefix="dra-") as name:
-        yield Path(name)
 
 
 def test_what_is_wrong_is_told_for_its_claim_alone(folder: Path) -> None:
