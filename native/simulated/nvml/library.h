@@ -109,7 +109,7 @@ bool nvml_is_geforce(const nvml_gpu *gpu);
 bool nvml_has_hbm(const nvml_gpu *gpu);
 bool nvml_is_at_least(const nvml_gpu *gpu, unsigned int architecture);
 bool nvml_can_mig(const nvml_gpu *gpu);
-bool nvml_is_cut(const nvml_gpu *gpu);         // MIG mode is on (mig.c)
+bool nvml_mig_is_on(const nvml_gpu *gpu);      // in mig.c
 bool nvml_counts_ecc(const nvml_gpu *gpu);     // ECC is on
 bool nvml_retires_pages(const nvml_gpu *gpu);  // up to Turing
 bool nvml_remaps_rows(const nvml_gpu *gpu);    // from Ampere on

@@ -9,7 +9,7 @@ static allot_gpu_mig *mig_of(const nvml_gpu *gpu) {
   return &gpu->engine->machine->mig.gpus[gpu->index];
 }
 
-bool nvml_is_cut(const nvml_gpu *gpu) {
+bool nvml_mig_is_on(const nvml_gpu *gpu) {
   return nvml_can_mig(gpu) && allot_load(&mig_of(gpu)->enabled) != 0;
 }
 

@@ -11,7 +11,7 @@
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device,
                                                        nvmlUtilization_t *utilization) {
   NVML_ENTER(device, utilization != NULL);
-  if (nvml_is_cut(&gpu)) return NVML_ERROR_NOT_SUPPORTED;
+  if (nvml_mig_is_on(&gpu)) return NVML_ERROR_NOT_SUPPORTED;
   utilization->gpu = nvml_gpu_percent(&gpu);
   utilization->memory = nvml_memory_percent(&gpu);
   return NVML_SUCCESS;

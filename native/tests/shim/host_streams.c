@@ -234,7 +234,7 @@ static void without_memory_nothing_is_launched(void) {
   EXPECT_EQUAL(result, CUDA_ERROR_SYSTEM_NOT_READY);
   EXPECT(read(ends[0], told, sizeof told - 1) > 0 && strstr(told, "see `ulimit -v`\n") != NULL);
   spin(function, ns, stream);
-  // Streams that it cannot note. It is told once.
+  // Streams that it cannot note: only the first launch prints the reason.
   no_memory = true;
   result = CUDA_SUCCESS;
   for (int i = 0; i < 2000 && result == CUDA_SUCCESS; i++) {

@@ -135,7 +135,7 @@ class _Watcher:
         self._folder = folder
         self._spec = spec
         self._devices: Sequence[DeviceRow] = ()
-        self._without = ""
+        self._why_none = ""
         self._seen: ShareStatus | None = None
 
     def look(self) -> "ShareStatus":
@@ -148,9 +148,9 @@ class _Watcher:
         once = cache(readings)  # one reading for both tables
         try:
             self._devices, _ = survey(self._folder, self._spec, shares, once)
-            self._without = ""
+            self._why_none = ""
         except NoDevicesError as error:
-            self._devices, self._without = (), error.message
+            self._devices, self._why_none = (), error.message
         status = status_of(self._folder, shares, once)
         self._seen = status if self._seen is None else status.since(self._seen)
         return self._seen
@@ -175,7 +175,7 @@ class _Watcher:
             time.strftime("%H:%M:%S"),
             sort,
             is_inside=bool(inside_share()),
-            without=self._without,
+            why_no_devices=self._why_none,
             outside=status.outside,
         )
 

@@ -55,8 +55,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Processes that use GPUs outside any share."""
     is_inside: bool = False
     """Whether `allot top` runs inside a share, where no shares are visible."""
-    without: str = ""
-    """Why there is no device."""
+    why_no_devices: str = ""
+    """Empty: there are some."""
     has_bars: bool = True
     pace_s: float = 1.0
     """Seconds between two readings."""
@@ -244,7 +244,7 @@ def _keys(frame: Frame, width: int) -> Text:
 
 def _no_shares(frame: Frame) -> Text:
     where = " are visible from inside a share" if frame.is_inside else ""
-    reason = f": {frame.without}" if frame.without else "."
+    reason = f": {frame.why_no_devices}" if frame.why_no_devices else "."
     return Text(f"No shares{where}{reason}", style="dim")
 
 

@@ -141,8 +141,8 @@ def find_api_server(
             return _of_pod(service_account)
         if not os.environ.get("KUBECONFIG"):
             raise KubeError(
-                "no credentials for the API server: no service account is mounted, KUBECONFIG is"
-                " not set, and there is no ~/.kube/config",
+                "no credentials for the API server: no service account is mounted, and no"
+                " kubeconfig was given or found",
                 hint="give --kubeconfig PATH, or set KUBECONFIG",
             )
         kubeconfig = Path(os.environ["KUBECONFIG"])

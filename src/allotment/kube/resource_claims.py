@@ -264,7 +264,6 @@ class _Written(Narrow):
     The configurations are in `spec.devices`, `spec.spec.devices` and `spec`.
     """
 
-    extended_resource_name: str | None = None
     config: list[_Config] | None = None
     devices: "_Written | None" = None
     spec: "_Written | None" = None
@@ -275,8 +274,14 @@ class _Names(Narrow):
     generate_name: str = ""
 
 
+class _Specification(_Written):
+    extended_resource_name: str | None = None
+    """Of a DeviceClass."""
+
+
 class _Named(_Written):
     metadata: _Names = msgspec.field(default_factory=_Names)
+    spec: _Specification | None = None
 
 
 _NAMED = msgspec.json.Decoder(_Named)

@@ -320,7 +320,7 @@ def test_a_weight_is_shown_where_it_is_another_than_the_others() -> None:
 
 def test_no_shares_is_said() -> None:
     assert "No shares." in drawn(frame(), 80)
-    without = replace(frame(), devices=(), without="no NVIDIA driver was found")
+    without = replace(frame(), devices=(), why_no_devices="no NVIDIA driver was found")
     assert "No shares: no NVIDIA driver was found" in drawn(without, 80)
 
 
