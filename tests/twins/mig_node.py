@@ -40,7 +40,9 @@ SPEC = "h100-80gb:2"
 SMALL = "1g.10gb"
 SOFT = {"allotment.dev/mode": "soft"}
 PROFILE = {"allotment.dev/mig-profile": SMALL}
-PATIENCE = Patience(deadline=60, pod=5, room=(0.0, 0.05), look=0.2, retry=0.05, pause=0.01)
+PATIENCE = Patience(
+    deadline=60, pod=5, room=(0.0, 0.05), departure=(), look=0.2, retry=0.05, pause=0.01
+)
 NOT_SEEN = CutGpu(profiles=(), is_enabled=False)
 UNKNOWN = 999
 """NVML_ERROR_UNKNOWN."""

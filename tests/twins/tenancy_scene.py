@@ -30,6 +30,7 @@ HASTE = Patience(
     deadline=30,
     pod=0.05,
     room=(0.0, 0.05),
+    departure=(0.05,) * 10,
     look=0.05,
     retry=0.02,
     pause=0.001,

@@ -5,7 +5,7 @@ Pure. An order is complete: carrying it out needs no further question, also when
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_SHARE, Offer, Resource
@@ -87,6 +87,27 @@ def adopted(pod: Pod, entry: CheckpointEntry) -> ShareOrder:
         candidates=devices,
         injection=Injection.NONE,
     )
+
+
+def nearest_first(order: ShareOrder, shares: Iterable[Share]) -> Iterator[ShareOrder]:
+    """Yield an order for devices of the pod's other shares, then without that limit.
+
+    Kubernetes counts the greater of two containers that run one after the other. On the same
+    devices they take no more than that.
+    """
+    mine = order.owner
+    # An idle slice may serve the next container as it is: no device is preferred.
+    is_free = not order.devices and not traits_of(order.request.mode).is_slice
+    for share in shares if is_free else ():
+        owner = share.owner
+        if mine is None or owner is None or owner.uid != mine.uid or share.id == order.id:
+            continue
+        uuids = tuple(device.uuid for device in share.devices)
+        fits = len(uuids) == order.request.count and set(uuids) <= set(order.candidates or ())
+        if fits and ContainerKind.INIT in {mine.kind, owner.kind}:
+            yield replace(order, candidates=uuids)
+            break
+    yield order
 
 
 def again(share: Share, owner: Owner) -> ShareOrder:

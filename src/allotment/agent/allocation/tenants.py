@@ -9,14 +9,7 @@ asks again, and the loop compares everything again.
 import asyncio
 import math
 import time
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -31,7 +24,13 @@ from allotment.agent.allocation.claims import (
     starts_of,
     work_for,
 )
-from allotment.agent.allocation.orders import again, order_for, request_of_share, share_of
+from allotment.agent.allocation.orders import (
+    again,
+    nearest_first,
+    order_for,
+    request_of_share,
+    share_of,
+)
 from allotment.agent.allocation.reconcile import (
     Due,
     Findings,
@@ -52,7 +51,6 @@ from allotment.model.errors import AllotError, BusyError, DoesNotFitError, State
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.requests import Request
 from allotment.model.shares import Share, ShareId
-from allotment.model.structs import replace
 from allotment.modes import traits_of
 from allotment.shares.failpoints import failpoint
 from allotment.shares.placing import ModeAttempts, ShareOrder
@@ -172,7 +170,7 @@ class Tenants:
             made, before = list[Share](), set(self._shares)
             try:
                 for order in orders:
-                    share = await self._place(order, self._patience.room)
+                    share = await self._place(order)
                     self._step("tenancy.prepared")
                     self._note(share.id, share)
                     made.append(share)
@@ -293,8 +291,7 @@ class Tenants:
             try:
                 self._step("tenancy.decided")
                 # A container that most likely does not start must not delay the others.
-                waits_s = self._patience.room[: None if order.id == work.starting else 1]
-                share = await self._place(order, waits_s)
+                share = await self._place(order, is_patient=order.id == work.starting)
                 self._step("tenancy.prepared")
                 self._note(share.id, share)
                 if self._ready is not None:
@@ -320,44 +317,48 @@ class Tenants:
                 await self._prepare(again(starting, starting.owner))
         return failed
 
-    async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
+    async def _place(self, order: ShareOrder, *, is_patient: bool = True) -> Share:
         """Make a share in the first mode that has room.
 
-        Waits and tries again only if another share ended. Raises the last `DoesNotFitError`.
+        Tries again only if another share ended. Raises the last `DoesNotFitError`.
         """
         attempts = ModeAttempts(order)
-        for wait_s in (None, *waits_s):
-            if wait_s is not None:
-                await asyncio.sleep(wait_s)
-                if not await self._make_room():
-                    continue
+        waits_s = iter(self._patience.room if is_patient else self._patience.room[:1])
+        departures_s = iter(self._patience.departure if is_patient else ())
+        while True:
+            before = set(self._shares)
             for in_mode in attempts.orders:
-                for variant in self._nearest_first(in_mode):
+                for variant in nearest_first(in_mode, self.shares):
                     try:
                         return await self._prepare(variant)
                     except DoesNotFitError as error:
                         attempts.add(variant, error)
-        raise attempts.refusal()
+            while before <= set(self._shares):
+                wait_s = next(waits_s, None)
+                if wait_s is None and await self._is_room_coming(order):
+                    wait_s = next(departures_s, None)
+                if wait_s is None:
+                    raise attempts.refusal()
+                await asyncio.sleep(wait_s)
+                for due in self._findings(None).due:
+                    await self._end_due(due)
 
-    def _nearest_first(self, order: ShareOrder) -> Iterator[ShareOrder]:
-        """Yield the order for devices of the pod's other shares, then without that limit.
+    async def _is_room_coming(self, order: ShareOrder) -> bool:
+        """Return whether the kubelet counts a pod no longer whose share is on the order's devices.
 
-        Kubernetes counts the greater of two containers that run one after the other. On the same
-        devices they take no more than that.
+        It gave that pod's ids to the next one before it reported the end.
         """
-        mine = order.owner
-        # An idle slice may serve the next container as it is: no device is preferred.
-        is_free = not order.devices and not traits_of(order.request.mode).is_slice
-        for share in tuple(self._shares.values()) if is_free else ():
-            owner = share.owner
-            if mine is None or owner is None or owner.uid != mine.uid or share.id == order.id:
-                continue
-            uuids = tuple(device.uuid for device in share.devices)
-            fits = len(uuids) == order.request.count and set(uuids) <= set(order.candidates or ())
-            if fits and ContainerKind.INIT in {mine.kind, owner.kind}:
-                yield replace(order, candidates=uuids)
-                break
-        yield order
+        try:
+            counted = {each.pod for each in await self._in_thread(self._checkpoint.entries)}
+        except StateError:
+            return False
+        return any(
+            share.owner is not None
+            and not share.owner.is_claim
+            and share.owner.uid not in counted
+            and (not order.devices or any(each.uuid in order.devices for each in share.devices))
+            for share in self.shares
+        )
 
     async def _prepare(self, order: ShareOrder) -> Share:
         """Let the store make the share. Waiting for a driver takes no thread from other shares."""
@@ -369,13 +370,6 @@ class Tenants:
             lambda: self._store.prepare(order, self._policy(order)),
             threads=self._slice_threads if is_slice else self._threads,
         )
-
-    async def _make_room(self) -> bool:
-        """End shares that are not needed; return whether any is gone."""
-        before = set(self._shares)
-        for due in self._findings(None).due:
-            await self._end_due(due)
-        return not before <= set(self._shares)
 
     # -- the loop
 

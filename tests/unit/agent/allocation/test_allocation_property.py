@@ -40,7 +40,7 @@ from allotment.model.errors import AllotError
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
 
-HASTE = Patience(deadline=10, pod=0.002, room=(0.0,), look=0, retry=0.01, pause=0)
+HASTE = Patience(deadline=10, pod=0.002, room=(0.0,), departure=(), look=0, retry=0.01, pause=0)
 POINTS = (
     "tenancy.adopted",
     "tenancy.claimed",

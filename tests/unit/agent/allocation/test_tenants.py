@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from awaiting import until
 from kubelet_twin import ROOM, ContainerTwin, PodTwin, ReportsTwin, StoreTwin
-from tenancy_scene import HASTE, REGULAR, Scene, part, story
+from tenancy_scene import HASTE, REGULAR, Scene, part, story, whole
 
 from allotment.agent.allocation.share_events import ShareEvents
 from allotment.agent.resources import GPU_SHARE
@@ -215,6 +215,57 @@ async def test_a_refusal_is_told_once_and_its_end_too(node: Scene) -> None:
     # Nobody looked meanwhile: room is made when it is needed.
     assert await node.start(late) == ""
     assert node.reports.reasons("pod-late") == ["ShareRefused", "ShareReady"]
+
+
+@story
+async def test_a_device_is_waited_for_whose_former_pod_the_kubelet_counts_no_longer(
+    node: Scene,
+) -> None:
+    """The kubelet gives a pod's device to the next one before it reports the pod's end."""
+    first, second = (node.admit(name, whole()) for name in ("first", "second"))
+    await node.start(first)
+    await node.start(second)
+    node.hear()
+    node.kubelet.delete(first)
+    end_of_first = node.kubelet.news.popleft()
+    late = node.admit("late", whole())
+    asked = len(node.store.prepared)
+    starting = asyncio.create_task(node.start(late))
+    await until(lambda: len(node.store.prepared) > asked)
+    await asyncio.sleep(sum(HASTE.room) * 3)
+    assert not starting.done()
+    node.pods.hear(*end_of_first)
+    assert await starting == ""
+    assert node.reports.reasons("pod-late") == ["ShareReady"]
+    assert not [each for each, _ in node.reports.counts if each == "refusals"]
+
+
+@story
+async def test_a_share_that_ends_while_another_waits_makes_room_whoever_ends_it(
+    node: Scene,
+) -> None:
+    there = [node.admit(f"{number}", part(memory=ROOM)) for number in range(2)]
+    for pod in there:
+        await node.start(pod)
+    late = node.admit("late", part(memory=1))
+    asked = len(node.store.prepared)
+    starting = asyncio.create_task(node.start(late))
+    await until(lambda: len(node.store.prepared) > asked)
+    node.kubelet.delete(there[0])
+    node.hear()
+    await node.tenants.look()
+    assert await starting == ""
+
+
+def test_nothing_is_waited_for_while_the_kubelet_counts_all_pods() -> None:
+    async def story() -> None:
+        node = Scene(replace(HASTE, departure=(3600.0,)))
+        for number in range(2):
+            await node.start(node.admit(f"{number}", part(memory=ROOM)))
+        assert (await node.start(node.admit("late", part(memory=1)))).startswith("need 1 of each")
+        await node.tenants.close()
+
+    asyncio.run(story())
 
 
 @story

@@ -31,7 +31,7 @@ from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 INIT, REGULAR = ContainerKind.INIT, ContainerKind.REGULAR
-HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), look=0.05)
+HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), departure=(), look=0.05)
 
 
 class Node:

@@ -36,7 +36,7 @@ from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 from allotment.shares.recovery import list_shares
 
 CLAIM = PodUid("11111111-2222-3333-4444-555555555555")
-HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), look=0.05)
+HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), departure=(), look=0.05)
 MAKING = (
     "tenancy.adopted",
     "prepare.begun",
