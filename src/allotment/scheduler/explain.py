@@ -7,6 +7,7 @@ condition.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -34,7 +35,7 @@ from allotment.model.clusters import (
 from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.errors import UsageError
 from allotment.model.modes import SOFT, traits_of
-from allotment.model.pods import ForeignPod, Pod
+from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.model.requests import Request
 from allotment.model.structs import replace
 from allotment.placement.cluster.cluster import Cluster
@@ -79,10 +80,12 @@ def explained(
     device_policies: Sequence[str] = ("fragmentation",),
     modes: Sequence[str] = (SOFT,),
     compute_floor: int = DEFAULT_FLOOR,
+    clusters: "Clusters | None" = None,
 ) -> Explanation:
     """Explain a pod's node, or why it waits.
 
-    `modes`, `compute_floor`: the scheduler's settings. Raises `UsageError` for an unknown policy.
+    `modes`, `compute_floor`: the scheduler's settings. `clusters`: of the same reading, if the pod
+    has no node. Raises `UsageError` for an unknown policy.
     """
     item, live = evidence.item, evidence.cluster
     kubelet_pod = to_pod(item)  # with the containers' states
@@ -92,8 +95,8 @@ def explained(
         container.is_started and any(name.startswith(_OURS) for name in container.resources)
         for container in kubelet_pod.containers
     )
-    cluster = NominatedCluster(node_policies=policies, device_policies=device_policies)
-    fill(cluster, pod, live)
+    clusters = clusters or Clusters(live, policies, device_policies, without=pod.uid)
+    cluster = clusters.filled
     dialects = foreign_dialects(evidence.settings)
     settings = need_settings(modes, evidence.settings, floor=compute_floor)
     need, dialect, obstacles = _need(evidence, pod, dialects, settings)
@@ -143,13 +146,14 @@ def explained(
     if standing is Standing.PLACED and not has_started:
         misplaced = tuple(_misplaced(containers, pod.node))
         explanation = replace(explanation, obstacles=(*explanation.obstacles, *misplaced))
-    return _with_nodes(explanation, cluster, need, live)
+    return _with_nodes(explanation, clusters, need, live)
 
 
 def _with_nodes(
-    explanation: Explanation, cluster: Cluster, need: PodNeed, live: LiveCluster
+    explanation: Explanation, clusters: "Clusters", need: PodNeed, live: LiveCluster
 ) -> Explanation:
     """Add the nodes that fit, and the refusals of the others."""
+    cluster = clusters.filled
     if explanation.standing is Standing.ENDED:
         return explanation
     ranking = cluster.rank(need)
@@ -161,7 +165,7 @@ def _with_nodes(
         return explanation
     if not ranking.best:
         obstacles = (*explanation.obstacles, *_kept(live, need))
-        return replace(explanation, obstacles=obstacles, beyond=_beyond(live, need))
+        return replace(explanation, obstacles=obstacles, beyond=_beyond(clusters.empty, need))
     best = ranking.best[0]
     booking = cluster.place(need, best)
     if isinstance(booking, Refusal):
@@ -182,13 +186,9 @@ def _note(group: RefusalGroup, cluster: Cluster) -> str:
     return ""
 
 
-def _beyond(live: LiveCluster, need: PodNeed) -> RefusalGroup | None:
+def _beyond(empty: Cluster, need: PodNeed) -> RefusalGroup | None:
     """Return why a pod would fit on no empty node; None if it would, or if that is unknown."""
-    cluster = Cluster()
-    for node in live.nodes:
-        devices = tuple(replace(device, taken=TakenPart(), problem="") for device in node.devices)
-        cluster.put(replace(node, devices=devices))
-    ranking = cluster.rank(need)
+    ranking = empty.rank(need)
     groups = grouped(ranking.refused)
     if ranking.best or not groups or any(each.reason == Reason.UNDECIDED for each in groups):
         return None
@@ -240,21 +240,54 @@ def _resize(pod: ClusterPod, live: LiveCluster, book: Book) -> list[Refusal]:
     return [refuse(Obstacles.RESIZE, text, hint=hint)]
 
 
-def fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None:
-    """Add all nodes, the other pods' bookings, and what is reserved for nominated pods."""
-    for node in live.nodes:
-        cluster.put(node)
-    for claim in live.claims:
-        cluster.book(claim)
-    for other in sorted(live.pods, key=lambda one: (one.created, one.need.uid)):
-        if other.booking is not None and other.need.uid != pod.uid:
-            cluster.book(other.booking)
-        if other.need.containers:
-            cluster.arrived(other.need)
-    for nominated in _nominated(live):
-        booking = _reserved(cluster, nominated, live)
-        if booking is not None:
-            cluster.keep(nominated.need, booking)
+class Clusters:
+    """The cluster as it was read, with all pods but one, and with none. Each is made once."""
+
+    def __init__(
+        self,
+        live: LiveCluster,
+        policies: Sequence[str] = ("fragmentation",),
+        device_policies: Sequence[str] = ("fragmentation",),
+        *,
+        without: PodUid | None = None,
+    ) -> None:
+        """`without`: a pod whose booking is left out."""
+        self._live = live
+        self._policies = policies
+        self._device_policies = device_policies
+        self._without = without
+
+    @cached_property
+    def filled(self) -> NominatedCluster:
+        """All nodes, the pods' bookings, and what is reserved for nominated pods."""
+        live = self._live
+        cluster = NominatedCluster(
+            node_policies=self._policies, device_policies=self._device_policies
+        )
+        for claim in live.claims:
+            cluster.book(claim)
+        for pod in sorted(live.pods, key=lambda one: (one.created, one.need.uid)):
+            if pod.booking is not None and pod.need.uid != self._without:
+                cluster.book(pod.booking)
+            if pod.need.containers:
+                cluster.arrived(pod.need)
+        # After the bookings: each node is written once.
+        for node in live.nodes:
+            cluster.put(node)
+        for nominated in _nominated(live):
+            booking = _reserved(cluster, nominated, live)
+            if booking is not None:
+                cluster.keep(nominated.need, booking)
+        return cluster
+
+    @cached_property
+    def empty(self) -> Cluster:
+        """All nodes, as if their GPUs were free and healthy."""
+        cluster = Cluster()
+        for node in self._live.nodes:
+            devices = (replace(device, taken=TakenPart(), problem="") for device in node.devices)
+            cluster.put(replace(node, devices=tuple(devices)))
+        return cluster
 
 
 def _nominated(live: LiveCluster) -> Iterator[LivePod]:
@@ -495,7 +528,7 @@ def _quota_book(evidence: Evidence, namespace: str) -> QuotaBook:
     """The quotas with the usage of the bound pods, as bind checks them."""
     book = QuotaBook(units=units_of(evidence.settings))
     book.set_quotas(evidence.quotas)
-    for pod in evidence.cluster.pods:
+    for pod in evidence.cluster.pods if evidence.quotas else ():
         if pod.need.namespace == namespace and pod.need.containers:
             book.add(pod.need, booking=pod.booking, dialect=pod.dialect)
     return book

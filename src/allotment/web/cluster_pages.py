@@ -17,7 +17,7 @@ from allotment.web.guarding import VIEWER
 from allotment.web.rights import LoginGuard, Logins, Rights
 from allotment.web.tables import quotas_table, waiting_table
 from allotment.web.watching import Watch
-from allotment.web.why import AskedFor, PodAnswer, what_if, why
+from allotment.web.why import AskedFor, PodAnswer, Questions
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 """Of a pod or a namespace: nothing else may become part of a path of the API server."""
@@ -53,7 +53,8 @@ class ClusterPages(Pages):
         super().__init__(watch, title=title, archive=archive)
         self._source = source
         self._turn = asyncio.Semaphore(1)
-        """An explanation takes up to four seconds of a core."""
+        """The first explanation of a reading takes up to two seconds of a core."""
+        self._questions = Questions(source.api, source.live)
         self._answers: dict[Hashable, PodAnswer] = {}
         """By the question, of reading `_answers_number`."""
         self._answers_number = 0
@@ -86,7 +87,7 @@ class ClusterPages(Pages):
         try:
             found = await self._answer(
                 (namespace, name),
-                lambda: why(self._source.api, self._source.live, namespace, name),
+                lambda questions: questions.why(namespace, name),
             )
         except ObjectMissingError as error:
             # The hint has similar names, also of other namespaces.
@@ -108,9 +109,7 @@ class ClusterPages(Pages):
         found: PodAnswer | None = None
         if "gpus" in request.query:
             self._check(asked.namespace)
-            found = await self._answer(
-                asked, lambda: what_if(self._source.api, self._source.live, asked)
-            )
+            found = await self._answer(asked, lambda questions: questions.what_if(asked))
         return self.rendered(request, "what_if.html", asked=asked, found=found, **self._sight())
 
     def _namespaces(self) -> frozenset[str]:
@@ -132,21 +131,21 @@ class ClusterPages(Pages):
             raise NotFoundError(f"there is no pod {namespace}/{name}", hint="or you may not see it")
 
     async def _answer(
-        self, question: Hashable, ask: Callable[[], Awaitable[PodAnswer]]
+        self, question: Hashable, ask: Callable[[Questions], Awaitable[PodAnswer]]
     ) -> PodAnswer:
         """Ask, one at a time, and once after each reading: all viewers share the answer."""
         if not self._watch.number:
             raise BusyError("the cluster is being read", hint="try again in a second")
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
-                if (
-                    self._answers_number != self._watch.number
-                    or len(self._answers) >= _MOST_ANSWERS
-                ):
+                if self._answers_number != self._watch.number:
                     self._answers_number = self._watch.number
+                    self._questions = Questions(self._source.api, self._source.live)
+                    self._answers.clear()
+                elif len(self._answers) >= _MOST_ANSWERS:
                     self._answers.clear()
                 if question not in self._answers:
-                    self._answers[question] = await ask()
+                    self._answers[question] = await ask(self._questions)
                 return self._answers[question]
         except TimeoutError as error:
             raise BusyError(

@@ -23,8 +23,7 @@ from allotment.model.pods import PodUid
 from allotment.model.quantities import parse_bytes
 from allotment.model.structs import replace
 from allotment.scheduler.admission.pod_patch import read_pod
-from allotment.scheduler.core.nominations import NominatedCluster
-from allotment.scheduler.explain import explained, fill
+from allotment.scheduler.explain import Clusters, explained
 from allotment.scheduler.explain_evidence import (
     AskedPod,
     Evidence,
@@ -100,19 +99,28 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-async def why(api: Api, live: LiveCluster, namespace: str, name: str) -> PodAnswer:
-    """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
-    evidence = await read_evidence(api, namespace, name, cluster=live)
-    answer = await asyncio.to_thread(_answer, evidence)
-    return replace(answer, start=await read_start(api, evidence.item))
+class Questions:
+    """Answers questions about one reading of a cluster, one at a time."""
 
+    def __init__(self, api: Api, live: LiveCluster) -> None:
+        self._api = api
+        self._live = live
+        self._clusters = Clusters(live)
 
-async def what_if(api: Api, live: LiveCluster, asked: AskedFor) -> PodAnswer:
-    """Explain a pod as if it had just been created. Raises `UsageError`, `KubeError`."""
-    path = f"/api/v1/namespaces/{asked.namespace}/resourcequotas"
-    page = _quotas.decode(await api.get(path, asked="list resourcequotas"))
-    quotas = tuple(quota_of(quota) for quota in page.items or ())
-    return await asyncio.to_thread(lambda: _answer(_made_up(asked, live, quotas)))
+    async def why(self, namespace: str, name: str) -> PodAnswer:
+        """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
+        evidence = await read_evidence(self._api, namespace, name, cluster=self._live)
+        answer = await asyncio.to_thread(_answer, evidence, self._clusters)
+        return replace(answer, start=await read_start(self._api, evidence.item))
+
+    async def what_if(self, asked: AskedFor) -> PodAnswer:
+        """Explain a pod as if it had just been created. Raises `UsageError`, `KubeError`."""
+        path = f"/api/v1/namespaces/{asked.namespace}/resourcequotas"
+        page = _quotas.decode(await self._api.get(path, asked="list resourcequotas"))
+        quotas = tuple(quota_of(quota) for quota in page.items or ())
+        return await asyncio.to_thread(
+            lambda: _answer(_made_up(asked, self._live, quotas), self._clusters)
+        )
 
 
 def _made_up(asked: AskedFor, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]) -> Evidence:
@@ -134,8 +142,9 @@ def _made_up(asked: AskedFor, live: LiveCluster, quotas: tuple[NamespaceQuota, .
     )
 
 
-def _answer(evidence: Evidence) -> PodAnswer:
-    explanation = explained(evidence)
+def _answer(evidence: Evidence, clusters: Clusters) -> PodAnswer:
+    has_node = bool(evidence.item.spec.node_name)
+    explanation = explained(evidence, clusters=None if has_node else clusters)
     answer = PodAnswer(explanation=explanation)
     if explanation.standing is not Standing.PENDING or explanation.fitting:
         return answer
@@ -144,15 +153,13 @@ def _answer(evidence: Evidence) -> PodAnswer:
         need = need_of(pod)
     except UsageError:
         return answer  # an obstacle of the explanation
-    return _with_leavers(answer, evidence, pod, need) if need.containers else answer
+    return _with_leavers(answer, evidence, pod, need, clusters) if need.containers else answer
 
 
 def _with_leavers(
-    answer: PodAnswer, evidence: Evidence, pod: ClusterPod, need: PodNeed
+    answer: PodAnswer, evidence: Evidence, pod: ClusterPod, need: PodNeed, clusters: Clusters
 ) -> PodAnswer:
     live = evidence.cluster
-    cluster = NominatedCluster(node_policies=("fragmentation",), device_policies=("fragmentation",))
-    fill(cluster, pod, live)
     pods = {
         each.need.uid: ClusterPod(
             uid=each.need.uid,
@@ -170,12 +177,18 @@ def _with_leavers(
     if not lower:
         return answer
     pods[pod.uid] = pod
+    cluster = clusters.filled
+    kept = cluster.kept(need.uid)
     chooser = Preemption(cluster, pods=lambda uid: pods.get(PodUid(uid)), echo_s=0)
     asked = wire.PreemptionArguments(
         pod=evidence.item,
         node_name_to_meta_victims={name: wire.MetaVictims(pods=[]) for name in lower},
     )
     victims = _victims.decode(asyncio.run(chooser.preempt(wire.encode(asked))))
+    # It reserves what it found.
+    cluster.keep_no_more(need.uid)
+    if kept is not None:
+        cluster.keep(need, kept)
     for node, chosen in victims.node_name_to_meta_victims.items():
         leavers = [pods[PodUid(each.uid)] for each in chosen.pods or ()]
         return msgspec.structs.replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import permutations
 
 import pytest
 from aiohttp import CookieJar, web
@@ -17,12 +18,15 @@ from fleet_twin import OneBill
 from allotment.cost.splitting import OUTSIDE
 from allotment.metrics.use import GpuUse, ShareUse, Use
 from allotment.scheduler.cluster_use import NodeUse
+from allotment.scheduler.explain import explained
+from allotment.scheduler.explain_evidence import read_evidence
 from allotment.scheduler.holdings import cluster_holdings
 from allotment.web.archive import Costs
 from allotment.web.cluster import ClusterSource, fleet_of
 from allotment.web.cluster_pages import ClusterPages
 from allotment.web.rights import Rights
 from allotment.web.watching import Watch
+from allotment.web.why import AskedFor, PodAnswer, Questions
 
 Client = TestClient[web.Request, web.Application]
 
@@ -145,6 +149,31 @@ def test_what_if_names_the_gpu_or_the_pods_that_must_leave() -> None:
         assert [each for each in server.reviews if each["kind"] == "Pod"] == []
 
     with_pages(test)
+
+
+def test_questions_about_one_reading_do_not_change_one_another_s_answers() -> None:
+    """They share the scheduler's cluster, filled once; a pod with a node does not use it."""
+    asked: list[Callable[[Questions], Awaitable[PodAnswer]]] = [
+        lambda some: some.what_if(AskedFor(gpus=2, memory="40Gi", priority=100)),
+        lambda some: some.why("ml", "it"),
+        lambda some: some.why("ml", "one"),
+        lambda some: some.what_if(AskedFor(gpus=1, memory="10Gi")),
+        lambda some: some.what_if(AskedFor(gpus=1, memory="90Gi", priority=9)),
+    ]
+
+    async def run() -> None:
+        async with api_of(ServerTwin()) as api:
+            source = ClusterSource(api)
+            await source.read()
+            alone = [await each(Questions(api, source.live)) for each in asked]
+            evidence = await read_evidence(api, "ml", "one", cluster=source.live)
+            assert alone[2].explanation == explained(evidence)
+            for order in permutations(range(len(asked)), 3):
+                questions = Questions(api, source.live)
+                for number in order:
+                    assert await asked[number](questions) == alone[number], order
+
+    asyncio.run(run())
 
 
 def test_an_answer_is_shared_until_the_next_reading() -> None:
