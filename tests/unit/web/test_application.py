@@ -13,6 +13,7 @@ from aiohttp import CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 from fleet_twin import FleetTwin, fleet
 
+from allotment.model.errors import StateError
 from allotment.web.application import Pages
 from allotment.web.fleet import Sight
 from allotment.web.guarding import POLICY, LinkGuard, RateLimit, Viewer
@@ -164,6 +165,24 @@ def test_the_live_part_is_the_page_without_its_frame() -> None:
         assert part.strip() in whole
 
     with_pages(test)
+
+
+@pytest.mark.parametrize("path", ["/", "/gpus", "/shares", "/events"])
+def test_a_page_that_was_never_read_has_no_figures(path: str) -> None:
+    async def run() -> None:
+        source = FleetTwin(lambda tick: fleet(tick=tick), pace_s=1000)
+        source.problem = StateError("no answer")
+        watch = Watch(source)
+        pages = Pages(watch, title="test")
+        async with TestClient(TestServer(pages.application(Known(pages.refusal)))) as client:
+            await watch.step()
+            for headers in ({}, {"X-Part": "live"}):
+                text = await (await client.get(path, headers=headers)).text()
+                assert "cannot read: no answer" in text
+                assert "Nothing has been read yet." in text
+                assert "<h1>" not in text
+
+    asyncio.run(run())
 
 
 def test_each_reading_is_announced() -> None:
