@@ -3,7 +3,8 @@ SPDX-License-Identifier: Apache-2.0
 
 The objects are those of deploy/manifests, which is in this chart as the folder manifests (a link).
 A template reads one of its files, changes what values change, and writes each object. So every
-object is described once: docs/designs/chart.md.
+object is described once: docs/designs/chart.md. The newline at an object's end is part of its last
+text.
 */ -}}
 
 {{- /* The name of an image, of a dict of root and image. */ -}}
@@ -41,6 +42,6 @@ object is described once: docs/designs/chart.md.
 {{- define "allotment.file" -}}
 {{- range splitList "\n---\n" ((index . 0).Files.Get (index . 1)) }}
 ---
-{{ fromYaml . | toYaml }}
+{{ fromYaml (print . "\n") | toYaml }}
 {{- end }}
 {{- end -}}
