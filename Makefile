@@ -102,7 +102,7 @@ native: $(VENV)/.installed ## the native libraries of this machine, as they ship
 	@$(python) tools/build_native.py --quiet
 
 # Once for each set of versions, some 7 minutes on two cores; nothing where they could not run.
-testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etcd, containerd
+testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etcd, containerd, helm
 	@PYTHONPATH=tests/cluster $(python) -m testbed build --if-usable >/dev/null
 
 cluster: native testbed ## a real Kubernetes with simulated GPUs on this machine, until Ctrl-C

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
 CONTAINERD = "2.3.7"
+HELM = "4.3.2"
 
 GO = "1.26.8"
 """The oldest Go that builds these, as their own go.mod say."""
@@ -99,6 +100,13 @@ MODULES = (
         stamps=(f"{_CONTAINERD_PATH}/version.Version=v{CONTAINERD}",),
         # Snapshotters that need headers or devices which a test machine lacks.
         tags=("no_btrfs", "no_devmapper", "no_zfs"),
+    ),
+    Module(
+        name="helm",
+        path="helm.sh/helm/v4",
+        version=f"v{HELM}",
+        programs=(Program(name="helm", package="helm.sh/helm/v4/cmd/helm"),),
+        stamps=(f"helm.sh/helm/v4/internal/version.version=v{HELM}",),
     ),
 )
 
