@@ -303,6 +303,11 @@ def test_sdist_has_every_file_and_runs_tests_without_git(root: Path, tmp_path: P
     )
     tracked = [name for name in listed.stdout.splitlines() if (root / name).is_file()]
     assert [name for name in tracked if not (source / name).is_file()] == []
+    # Links in the repository.
+    for folder in ("manifests", "monitoring"):
+        files = [path.name for path in (root / "deploy" / folder).rglob("*.*")]
+        chart = source / "deploy" / "charts" / "allotment" / folder
+        assert sorted(path.name for path in chart.rglob("*.*")) == sorted(files)
     # These read pages of every room, and what is generated. The site is built elsewhere.
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not site"]
     done = subprocess.run(
