@@ -95,8 +95,8 @@ def build(
             inside.parent.mkdir(parents=True)
             inside.write_bytes(bill)
             for what, part in parts.items():
-                own = what == "Allotment"
-                debian.compile_python(part, bases[machine.name], machine, keep_sources=own)
+                keep = what == "Allotment"
+                debian.compile_python(part, bases[machine.name], machine, keep_sources=keep)
             layers = [
                 (what, write_layer(part, scratch / f"{each.name}-{n}", epoch=epoch, modes=MODES))
                 for n, (what, part) in enumerate(parts.items())

@@ -283,8 +283,8 @@ def test_the_image_is_the_same_when_built_again_and_runs(root: Path, tmp_path: P
     name = next(each.name for each in ARCHITECTURES.values() if each.machine == machine)
     printed = set()
     for output in ("one", "two"):
-        command = [sys.executable, root / "tools" / "build_image.py", "--arch", name]
-        where = ["--output", tmp_path / output, "--cache", root / "build" / "image" / "cache"]
+        command = [sys.executable, str(root / "tools" / "build_image.py"), "--arch", name]
+        where = ["--output", str(tmp_path / output), "--cache", str(root / "build/image/cache")]
         done = subprocess.run([*command, *where], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         printed.add(done.stdout.split()[-1])
@@ -295,6 +295,6 @@ def test_the_image_is_the_same_when_built_again_and_runs(root: Path, tmp_path: P
     assert not (image / "usr" / "bin" / "sh").exists()
     if os.geteuid():
         return  # to run it takes a root of its own
-    enter = ["chroot", "--userspec=65532:65532", image, "/usr/local/bin/allot"]
+    enter = ["chroot", "--userspec=65532:65532", str(image), "/usr/local/bin/allot"]
     for arguments in (["--version"], ["agent", "--help"], ["scheduler", "--help"]):
         subprocess.run([*enter, *arguments], env={"LANG": "C.UTF-8"}, check=True)

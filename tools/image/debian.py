@@ -155,13 +155,11 @@ def compile_python(
     times, so nothing compares them with the sources. Without these, a traceback has the file and
     the line, and not its text.
     """
+    python: list[str | Path] = [base / architecture.loader, "--library-path"]
+    python += [base / architecture.libraries, base / "usr" / "bin" / f"python{PYTHON}", "-s", "-S"]
+    compiled = ["--invalidation-mode", "unchecked-hash", *([] if keep_sources else ["-b"])]
     run(
-        [
-            *(base / architecture.loader, "--library-path", base / architecture.libraries),
-            *(base / "usr" / "bin" / f"python{PYTHON}", "-s", "-S", "-m", "compileall"),
-            *("-q", "-f", "-j", "1", "-s", folder, "-p", "/"),
-            *("--invalidation-mode", "unchecked-hash", *([] if keep_sources else ["-b"]), folder),
-        ],
+        [*python, "-m", "compileall", "-q", "-f", "-s", folder, "-p", "/", *compiled, folder],
         environment={
             "PYTHONHOME": str(base / "usr"),
             "PYTHONHASHSEED": "0",
