@@ -78,7 +78,7 @@ def _wheel(path: Path, digest: str) -> dict[str, Any]:
 
 def _package(kind: str, name: str, version: str, purl: str, digest: str) -> dict[str, Any]:
     return {
-        "SPDXID": f"SPDXRef-{kind}-{name}",
+        "SPDXID": f"SPDXRef-{kind}-{name.replace('+', '.')}",
         "name": name,
         "versionInfo": version,
         "downloadLocation": "NOASSERTION",
