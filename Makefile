@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 HUNT_ARGS ?= tests/unit
 CLUSTER_ARGS ?=
+IMAGE_ARGS ?=
 BENCH ?=
 
 python := $(VENV)/bin/python
@@ -23,7 +24,7 @@ native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
   $(shell find native -name build -prune -o -name '*.[ch]' -print))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel clean
+.PHONY: help demo test tests test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel image clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -128,6 +129,9 @@ docs: $(VENV)/.developer ## the documentation site in build/site, generated part
 
 wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architectures
 	$(python) -m hatchling build -t wheel
+
+image: $(VENV)/.installed ## the container image of both architectures in build/image, without Docker; IMAGE_ARGS= narrows
+	$(python) tools/build_image.py $(IMAGE_ARGS)
 
 clean: ## remove all built files
 	rm -rf $(VENV) build dist native/build src/allotment/_native
