@@ -225,6 +225,25 @@ def test_pages_are_accessible(tab: Callable[..., Tab], serve: Serve, scheme: str
         assert found.violations_count == 0, found.generate_report()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_gpu_of_any_shade_is_legible(tab: Callable[..., Tab], serve: Serve, scheme: str) -> None:
+    made = fleet(1, 11)
+    gpus = tuple(
+        replace(each, memory_allocated=each.memory_total * step // 10)
+        for step, each in enumerate(made.nodes[0].gpus)
+    )
+    shaded = replace(made, nodes=(replace(made.nodes[0], gpus=gpus),))
+    address, _ = serve(lambda _: shaded)
+    each = tab(color_scheme=scheme)
+    each.goes_to(address)
+    each.page.goto(base_of(address) + "/?by=allocated")
+    expect(each.page.locator("#connection")).to_have_text("live")
+    for step in range(11):
+        expect(each.page.locator(f"a.gpu.u{step}")).to_have_count(1)
+    found = Axe().run(each.page)
+    assert found.violations_count == 0, found.generate_report()
+
+
 def test_everything_is_reached_by_keys(tab: Callable[..., Tab], serve: Serve) -> None:
     address, _ = serve(lambda tick: fleet(6, 4, tick=tick))
     first = tab()
