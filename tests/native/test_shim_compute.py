@@ -46,6 +46,7 @@ NOT_SANITIZED = {
 MEASURED = PLAIN_ONLY | {
     "a_callback_waits_for_a_launch",
     "a_callback_waits_for_another_stream",
+    "a_context_that_begins_with_a_wait",
     "captures_are_left_alone",
     "contexts_go_with_work_queued",
     "contexts_leave_nothing_behind",
@@ -54,6 +55,7 @@ MEASURED = PLAIN_ONLY | {
     "every_form_is_measured",
     "forks_while_launching",
     "graphs_count_by_what_they_took",
+    "kernels_get_longer_after_a_wait",
     "kernels_of_every_length",
     "launches_that_block_are_charged",
     "long_kernels_of_many_streams_queue_little",

@@ -187,6 +187,61 @@ static void contexts_go_while_others_look(void) {
   OK(pthread_join(capturer, NULL));
 }
 
+// ---- contexts that begin with a wait ----
+
+static void pause_for_long(void *unused) {
+  pause_ns(300 * MS);
+}
+
+static void expect_charge(uint64_t charged, uint64_t truth, const char *what) {
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 15, what);
+}
+
+// Queued behind the wait.
+static CUfunction begin_with_a_wait(CUstream *stream) {
+  CUcontext made;
+  OK(cuCtxCreate_v2(&made, 0, 0));
+  CUfunction theirs = spin_function();
+  OK(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+  OK(cuLaunchHostFunc(*stream, pause_for_long, NULL));
+  spin(theirs, MS, *stream);
+  return theirs;
+}
+
+// What it runs is not taken for what another context ran while it waited.
+static void a_context_that_begins_with_a_wait(void) {
+  CUstream stream;
+  begin();
+  spin(function, MS, NULL);
+  OK(cuCtxSynchronize());
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  CUfunction theirs = begin_with_a_wait(&stream);
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 250; i++) spin(function, MS, NULL);
+  OK(cuCtxSynchronize());
+  OK(cuStreamSynchronize(stream));
+  for (int i = 0; i < 250; i++) spin(theirs, MS, stream);
+  OK(cuStreamSynchronize(stream));
+  expect_charge(charged, truth, "two contexts");
+}
+
+// Nor are its kernels that got longer taken for short ones whose ends were marked late.
+static void kernels_get_longer_after_a_wait(void) {
+  CUstream stream;
+  begin();
+  CUfunction theirs = begin_with_a_wait(&stream);
+  OK(cuStreamSynchronize(stream));
+  for (int i = 0; i < 300; i++) spin(theirs, 20 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 60; i++) {
+    spin(theirs, 4 * MS, stream);
+    pause_ns(100 * US);
+    OK(cuStreamSynchronize(stream));
+  }
+  expect_charge(charged, truth, "kernels that got longer");
+}
+
 // ---- without memory ----
 
 #if !IS_SLOW
@@ -253,6 +308,8 @@ static const test_case cases[] = {
     {"streams_go_while_others_look", streams_go_while_others_look},
     {"contexts_leave_nothing_behind", contexts_leave_nothing_behind},
     {"contexts_go_while_others_look", contexts_go_while_others_look},
+    {"a_context_that_begins_with_a_wait", a_context_that_begins_with_a_wait},
+    {"kernels_get_longer_after_a_wait", kernels_get_longer_after_a_wait},
 #if !IS_SLOW
     {"without_memory_nothing_stays_allocated", without_memory_nothing_stays_allocated},
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},
