@@ -343,6 +343,8 @@ void marks_end_tails(compute_device *at, uint64_t now) {
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) continue;
     if (!process_trylock(&of->lock)) continue;
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
+    // Who may end it waits for the keeper.
+    if (__atomic_load_n(&of->marks->is_leaving, __ATOMIC_SEQ_CST) != 0) is_due = false;
     if (of->open != NULL && is_due && !stream_state_marks_at_once(of)) {
       enter_context(of->context);
       now = clock_ns();  // each mark takes its time

@@ -187,6 +187,41 @@ static void contexts_go_while_others_look(void) {
   OK(pthread_join(capturer, NULL));
 }
 
+static void *hold_often(void *unused) {
+  CUcontext held;
+  while (__atomic_load_n(&over, __ATOMIC_SEQ_CST) == 0) {
+    OK(cuDevicePrimaryCtxRetain(&held, 0));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+  }
+  return NULL;
+}
+
+// Each release may be the last as far as the shim knows, and no kernel is left out for that. Their
+// length is not what was expected, so a guess would be wrong.
+static void others_hold_the_context_too(void) {
+  enum { HOLDERS = 4, KERNELS = 100 };
+  pthread_t holders[HOLDERS];
+  CUstream stream;
+  begin();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 300; i++) spin(function, 20 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < HOLDERS; i++) OK(pthread_create(&holders[i], NULL, hold_often, NULL));
+  for (int i = 0; i < KERNELS; i++) {
+    spin(function, 20 * MS, stream);
+    pause_ns(100 * US);
+    OK(cuStreamSynchronize(stream));
+  }
+  __atomic_store_n(&over, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < HOLDERS; i++) OK(pthread_join(holders[i], NULL));
+  charged = settled(&share.usage->devices[0].gpu_ns) - charged;
+  truth = truth_ns() - truth;
+  if (charged + 10 * MS < truth) {
+    FAIL("charged %.3f ms, really %.3f ms", (double)charged / 1e6, (double)truth / 1e6);
+  }
+}
+
 // ---- contexts that begin with a wait ----
 
 static void pause_for_long(void *unused) {
@@ -308,6 +343,7 @@ static const test_case cases[] = {
     {"streams_go_while_others_look", streams_go_while_others_look},
     {"contexts_leave_nothing_behind", contexts_leave_nothing_behind},
     {"contexts_go_while_others_look", contexts_go_while_others_look},
+    {"others_hold_the_context_too", others_hold_the_context_too},
     {"a_context_that_begins_with_a_wait", a_context_that_begins_with_a_wait},
     {"kernels_get_longer_after_a_wait", kernels_get_longer_after_a_wait},
 #if !IS_SLOW
