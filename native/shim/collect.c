@@ -112,7 +112,7 @@ static bool measure(compute_device *at, stream_state *of, const batch *done) {
                   to > (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND);
   if (!is_exact) to = from + (int64_t)done->expected_ns;
   uint64_t added = timeline_add(&at->covered, from, to);
-  if (is_exact) learn(at, done, estimate_sample((uint64_t)(to - from), added));
+  if (is_exact) learn(at, done, added);
   __atomic_add_fetch(&at->uncharged_ns, unpaid(at, added), __ATOMIC_RELAXED);
   return true;
 }

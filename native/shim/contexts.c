@@ -176,8 +176,8 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
     CUresult result = creation_of(&made, device);                                    \
     if (result != CUDA_SUCCESS) return result;                                       \
     pthread_mutex_t *lock = &made.at.own->context_lock;                              \
-    compute_await_resume(made.at.own, made.at.device);                               \
     do {                                                                             \
+      compute_await_resume(made.at.own, made.at.device);                             \
       process_lock(lock);                                                            \
       result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), context) \
                                      : CUDA_ERROR_OUT_OF_MEMORY;                     \
@@ -342,8 +342,10 @@ static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
   UNCANCELLED;
   creation made = {.is_estimate = false};
   CUresult result;
-  if (known_primary(own, ordinal) == NULL) compute_await_resume(own, process_device(own, ordinal));
   do {
+    if (known_primary(own, ordinal) == NULL) {
+      compute_await_resume(own, process_device(own, ordinal));
+    }
     process_lock(&own->context_lock);
     result = retain_locked(own, &made, ordinal, context);
     process_unlock(&own->context_lock);

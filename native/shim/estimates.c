@@ -9,7 +9,6 @@
 #define MOST_DOUBLED 4
 #define MEAN_STEPS 8
 #define ALONE_STEPS 3
-#define ALONGSIDE 32 /* so many launches may run at the same time */
 
 estimate *estimate_find(estimate_table *table, uint64_t key) {
   if (key == 0) key = 1;
@@ -41,12 +40,6 @@ static void store_mean(estimate *of, uint64_t mean_ns) {
 
 static uint64_t move_towards(uint64_t mean, uint64_t sample, uint32_t steps) {
   return sample >= mean ? mean + (sample - mean) / steps : mean - (mean - sample) / steps;
-}
-
-// Else any amount of what runs beside other work could be queued.
-uint64_t estimate_sample(uint64_t took_ns, uint64_t added_ns) {
-  const uint64_t part_ns = took_ns / ALONGSIDE;
-  return added_ns > part_ns ? added_ns : part_ns;
 }
 
 void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns, bool was_alone) {

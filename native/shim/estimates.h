@@ -67,8 +67,6 @@ static inline void estimate_settle(estimate *of) {
   uint16_t seen = __atomic_load_n(&of->pending, __ATOMIC_RELAXED);
   if (UNLIKELY(seen != 0)) __atomic_store_n(&of->pending, (uint16_t)(seen - 1), __ATOMIC_RELAXED);
 }
-// What counts for launches that took so long, and added so much to the time that others took.
-uint64_t estimate_sample(uint64_t took_ns, uint64_t added_ns);
 // A launch of it took so long, by itself or as a part of a batch.
 void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns, bool was_alone);
 // A first guess, of a graph by its nodes.
