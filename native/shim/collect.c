@@ -7,8 +7,10 @@
 
 // Times from a mark that is older are told too coarsely.
 #define BASE_NS INT64_C(500000000)
-// What is known of a context's clock may be wrong by so much.
+// What is known of a context's clock may be wrong by so much; and the driver may notice so much
+// later that a mark is passed.
 #define CLOCK_NS INT64_C(5000)
+#define NOTICED_NS INT64_C(50000000)
 // Streams whose work is not due are asked only so often.
 #define POLL_NS MILLISECOND
 #define NEAR_NS (20 * MICROSECOND)
@@ -58,7 +60,8 @@ static int64_t placed(mark_context *marks, const batch *of, uint64_t took_ns, in
   int64_t from = position_of(marks, of), to = from + (int64_t)took_ns, late_ns = 0;
   const int64_t opened_ns = of->began_idle != 0 ? (int64_t)of->opened_ns : from;
   if (opened_ns - from > CLOCK_NS) late_ns = opened_ns - from;
-  if ((int64_t)of->unready_ns - to > CLOCK_NS + late_ns) late_ns = (int64_t)of->unready_ns - to;
+  const int64_t unready_ns = (int64_t)of->unready_ns - NOTICED_NS;
+  if (unready_ns - to > late_ns) late_ns = unready_ns - to;
   if (to + late_ns > now) late_ns = now - to;
   marks->base_ns += late_ns;
   return from + late_ns;
