@@ -59,6 +59,7 @@ MEASURED = PLAIN_ONLY | {
     "kernels_of_every_length",
     "launches_that_block_are_charged",
     "long_kernels_of_many_streams_queue_little",
+    "others_hold_the_context_too",
     "refused_launches_leave_nothing",
     "short_kernels_hide_no_long_one",
     "streams_go_while_others_look",
