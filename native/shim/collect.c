@@ -7,6 +7,10 @@
 
 // Times from a mark that is older are told too coarsely.
 #define BASE_NS INT64_C(500000000)
+// What is known of a context's clock may be wrong by so much; and the driver may notice so much
+// later that a mark is passed.
+#define CLOCK_NS INT64_C(5000)
+#define NOTICED_NS INT64_C(50000000)
 // Streams whose work is not due are asked only so often.
 #define POLL_NS MILLISECOND
 #define NEAR_NS (20 * MICROSECOND)
@@ -24,7 +28,7 @@ static uint64_t elapsed_ns(const mark *from, const mark *to, bool *told) {
   return milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
-// Where the batch begins on the context's time; renews the base, since times from it are told with
+// Where the batch begins on the machine's clock; renews the base, since times from it are told with
 // 24 bits.
 static int64_t position_of(mark_context *marks, const batch *of) {
   if (marks->base == NULL) {
@@ -37,7 +41,8 @@ static int64_t position_of(mark_context *marks, const batch *of) {
   float milliseconds = 0;
   told = DRIVER(USED(cuEventElapsedTime)(&milliseconds, marks->base->event, of->start->event)) ==
          CUDA_SUCCESS;
-  int64_t position = marks->base_ns + (told ? (int64_t)((double)milliseconds * 1e6) : 0);
+  if (!told) return (int64_t)of->opened_ns;
+  int64_t position = marks->base_ns + (int64_t)((double)milliseconds * 1e6);
   if (position - marks->base_ns > BASE_NS) {
     mark *old = marks->base;
     marks->base = of->start;
@@ -46,6 +51,20 @@ static int64_t position_of(mark_context *marks, const batch *of) {
     mark_give_back_locked(old);
   }
   return position;
+}
+
+// The batch began no sooner than its mark was set, its end was not passed when it was asked for in
+// vain, and is now. Puts right what is known of the context's clock: its first work may have waited
+// for the host, and no two clocks run equally fast. Returns where the batch begins.
+static int64_t placed(mark_context *marks, const batch *of, uint64_t took_ns, int64_t now) {
+  int64_t from = position_of(marks, of), to = from + (int64_t)took_ns, late_ns = 0;
+  const int64_t opened_ns = of->began_idle != 0 ? (int64_t)of->opened_ns : from;
+  if (opened_ns - from > CLOCK_NS) late_ns = opened_ns - from;
+  const int64_t unready_ns = (int64_t)of->unready_ns - NOTICED_NS;
+  if (unready_ns - to > late_ns) late_ns = unready_ns - to;
+  if (to + late_ns > now) late_ns = now - to;
+  marks->base_ns += late_ns;
+  return from + late_ns;
 }
 
 // Of a batch of different launches each is taken to have been as wrong as all of them.
@@ -85,7 +104,7 @@ static bool measure(compute_device *at, stream_state *of, const batch *done) {
     return true;
   }
   pthread_mutex_lock(&at->all->marks.lock);  // references of marks
-  int64_t from = position_of(of->marks, done);
+  int64_t from = placed(of->marks, done, took, (int64_t)clock_ns());
   pthread_mutex_unlock(&at->all->marks.lock);
   int64_t to = from + (int64_t)took;
   // The launch may also have begun early in the driver's call.
@@ -116,8 +135,12 @@ void marks_leave_context(void) {
 
 // Takes in the stream's oldest batch. False: it has not ended.
 static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
+  uint64_t asked_ns = clock_ns();
   CUresult result = DRIVER(USED(cuEventQuery)(oldest->end->event));
-  if (result == CUDA_ERROR_NOT_READY) return false;
+  if (result == CUDA_ERROR_NOT_READY) {
+    oldest->unready_ns = asked_ns;
+    return false;
+  }
   // After a fault of the program the driver has only that error for every call.
   if (result != CUDA_SUCCESS || !measure(at, of, oldest)) measure_lost(at, oldest);
   mark_store *store = &at->all->marks;
@@ -323,6 +346,8 @@ void marks_end_tails(compute_device *at, uint64_t now) {
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) continue;
     if (!process_trylock(&of->lock)) continue;
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
+    // Who may end it waits for the keeper.
+    if (__atomic_load_n(&of->marks->is_leaving, __ATOMIC_SEQ_CST) != 0) is_due = false;
     if (of->open != NULL && is_due && !stream_state_marks_at_once(of)) {
       enter_context(of->context);
       now = clock_ns();  // each mark takes its time

@@ -176,8 +176,8 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
     CUresult result = creation_of(&made, device);                                    \
     if (result != CUDA_SUCCESS) return result;                                       \
     pthread_mutex_t *lock = &made.at.own->context_lock;                              \
-    compute_await_resume(made.at.own, made.at.device);                               \
     do {                                                                             \
+      compute_await_resume(made.at.own, made.at.device);                             \
       process_lock(lock);                                                            \
       result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), context) \
                                      : CUDA_ERROR_OUT_OF_MEMORY;                     \
@@ -342,8 +342,10 @@ static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
   UNCANCELLED;
   creation made = {.is_estimate = false};
   CUresult result;
-  if (known_primary(own, ordinal) == NULL) compute_await_resume(own, process_device(own, ordinal));
   do {
+    if (known_primary(own, ordinal) == NULL) {
+      compute_await_resume(own, process_device(own, ordinal));
+    }
     process_lock(&own->context_lock);
     result = retain_locked(own, &made, ordinal, context);
     process_unlock(&own->context_lock);
@@ -373,13 +375,17 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   return result;
 }
 
-// Before the call that ends it: a reset, or the last of the releases that are known of.
+// The primary context if the call ends it: a reset, or the last of the releases that are known of.
+static CUcontext ending_primary(const process *own, CUdevice ordinal, bool is_reset) {
+  bool ends = is_ordinal(ordinal) && (is_reset || own->retained[ordinal] <= 1);
+  return ends ? own->primaries[ordinal] : NULL;
+}
+
 static void drain_primary(process *own, CUdevice ordinal, bool is_reset) {
   process_lock(&own->context_lock);
-  CUcontext primary = known_primary(own, ordinal);
-  bool ends = primary != NULL && (is_reset || own->retained[ordinal] <= 1);
+  CUcontext ending = ending_primary(own, ordinal, is_reset);
   process_unlock(&own->context_lock);
-  if (ends) drain(primary);
+  drain(ending);
 }
 
 #define RELEASE_PRIMARY(device, call, is_reset)                              \
@@ -388,7 +394,7 @@ static void drain_primary(process *own, CUdevice ordinal, bool is_reset) {
     if (own == NULL) return DRIVER(call);                                    \
     drain_primary(own, device, is_reset);                                    \
     process_lock(&own->context_lock);                                        \
-    compute_pause(own, known_primary(own, device));                          \
+    compute_pause(own, ending_primary(own, device, is_reset));               \
     CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
     process_unlock(&own->context_lock);                                      \
     return result;                                                           \

@@ -68,16 +68,31 @@ static mark *record_mark(stream_state *of) {
   return NULL;
 }
 
+#define LEAVING_NAP_NS ((long)(20 * MICROSECOND))
+
 // Whoever looks at `is_leaving` before `stream` sees one of the two when the context went
 // meanwhile.
-mark *mark_set(stream_state *of) {
+static mark *set_unless_leaving(stream_state *of, bool *is_leaving) {
   mark_context *owner = of->marks;
   mark *set = NULL;
   __atomic_add_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&owner->is_leaving, __ATOMIC_SEQ_CST) == 0 &&
-      __atomic_load_n(&of->stream, __ATOMIC_SEQ_CST) != NULL) {
+  *is_leaving = __atomic_load_n(&owner->is_leaving, __ATOMIC_SEQ_CST) != 0;
+  if (!*is_leaving && __atomic_load_n(&of->stream, __ATOMIC_SEQ_CST) != NULL) {
     set = record_mark(of);
   }
   __atomic_sub_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
+  return set;
+}
+
+// Most contexts that may go stay: another thread gives back one of several holds. Work without
+// marks would not be measured.
+mark *mark_set(stream_state *of) {
+  bool is_leaving;
+  mark *set = set_unless_leaving(of, &is_leaving);
+  if (LIKELY(!is_leaving)) return set;
+  for (uint64_t until_ns = clock_ns() + INSIDE_NS; is_leaving && clock_ns() < until_ns;) {
+    nanosleep(&(struct timespec){.tv_nsec = LEAVING_NAP_NS}, NULL);
+    set = set_unless_leaving(of, &is_leaving);
+  }
   return set;
 }

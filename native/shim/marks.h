@@ -71,10 +71,11 @@ typedef struct batch {
   struct batch *next;
   mark *start, *end;
   uint64_t opened_ns, closed_ns;
-  uint64_t due_ns;     // when it is expected to end
-  uint64_t submit_ns;  // between the mark and the launch, with nothing to run meanwhile
-  uint64_t seen_ns;    // when it was seen to run for long; 0: it was not
-  uint8_t is_late;     // its end was marked after the work may have ended
+  uint64_t due_ns;      // when it is expected to end
+  uint64_t submit_ns;   // between the mark and the launch, with nothing to run meanwhile
+  uint64_t unready_ns;  // when its end was last asked for, and not passed
+  uint64_t seen_ns;     // when it was seen to run for long; 0: it was not
+  uint8_t is_late;      // its end was marked after the work may have ended
   uint8_t began_idle;
   uint8_t has_not_begun;  // when it was asked for last
   // What each launch changes.

@@ -24,7 +24,11 @@ MEASURED = {"sets_take_turns"}
 CANCELLED = {"cancelled_while_managed"}
 #: How often a measured case is taken at most.
 ROUNDS = 5
-TURNS = {"sets_take_turns", "a_suspended_set_is_on_the_host"}
+TURNS = {
+    "sets_take_turns",
+    "a_suspended_set_is_on_the_host",
+    "suspended_while_a_context_waits_for_memory",
+}
 
 
 def sit(folder: Path, directory: Path, uuid: str) -> leases.Seat:

@@ -23,7 +23,7 @@ from allotment.devices.timeslices import TimeSlice
 from allotment.kube.clients import HttpRequest
 from allotment.kube.resource_claims import API
 from allotment.model.devices import Device
-from allotment.model.errors import PrerequisiteError
+from allotment.model.errors import BusyError, PrerequisiteError
 from allotment.model.pods import PodUid
 from allotment.model.shares import Injection, Share, ShareDevice
 from allotment.shares.cdi import CdiContent
@@ -43,6 +43,8 @@ class Shares:
         self.released: list[str] = []
         self.shares: tuple[Share, ...] = ()
         self.refusal: Exception | None = None
+        self.is_busy = False
+        """Nothing can be released."""
         self.is_open = asyncio.Event()
         """Cleared: preparing waits."""
         self.is_open.set()
@@ -68,6 +70,8 @@ class Shares:
 
     async def release_claim(self, uid: PodUid) -> None:
         self.released.append(uid)
+        if self.is_busy:
+            raise BusyError("a process uses it")
         if self.refusal is not None:
             raise self.refusal
 

@@ -5,10 +5,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "cancel.h"
 #include "lease.h"
+#include "waiting.h"
 
 #define CONTEXT context_cost()
 
@@ -385,6 +387,41 @@ static void a_suspended_set_is_on_the_host(void) {
   EXPECT_EQUAL(movable(), 0);
 }
 
+static CUresult make_context(void) {
+  CUcontext another;
+  return cuCtxCreate_v2(&another, 0, 0);
+}
+
+static CUresult hold_primary(void) {
+  CUcontext primary;
+  return cuDevicePrimaryCtxRetain(&primary, 0);
+}
+
+// The memory that it gets at last is promised to others by then.
+static void expect_no_context_while_suspended(CUcontext current, CUresult (*call)(void)) {
+  uint64_t *terms = terms_of_the_share();
+  pid_t other = keep_the_rest();
+  waiting_call held;
+  begin_waiting_call(&held, current, call);
+  __atomic_or_fetch(terms, ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+  kill(other, SIGKILL);
+  waitpid(other, NULL, 0);
+  const uint64_t before = physical(0);
+  announce(&held.may_go_on);
+  usleep(200000);
+  EXPECT_EQUAL(physical(0), before);
+  __atomic_and_fetch(terms, ~ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+  end_waiting_call(&held);
+  EXPECT_EQUAL(physical(0), before + CONTEXT);
+}
+
+static void suspended_while_a_context_waits_for_memory(void) {
+  CUcontext context = start_on(0);
+  expect_no_context_while_suspended(context, make_context);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  expect_no_context_while_suspended(NULL, hold_primary);
+}
+
 // ---- cancelled ----
 
 static CUdeviceptr made;
@@ -421,6 +458,7 @@ static const test_case cases[] = {
     {"threads", threads},
     {"sets_take_turns", sets_take_turns},
     {"a_suspended_set_is_on_the_host", a_suspended_set_is_on_the_host},
+    {"suspended_while_a_context_waits_for_memory", suspended_while_a_context_waits_for_memory},
     {NULL, NULL},
 };
 

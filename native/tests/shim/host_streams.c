@@ -187,6 +187,96 @@ static void contexts_go_while_others_look(void) {
   OK(pthread_join(capturer, NULL));
 }
 
+static void *hold_often(void *unused) {
+  CUcontext held;
+  while (__atomic_load_n(&over, __ATOMIC_SEQ_CST) == 0) {
+    OK(cuDevicePrimaryCtxRetain(&held, 0));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+  }
+  return NULL;
+}
+
+// Each release may be the last as far as the shim knows, and no kernel is left out for that. Their
+// length is not what was expected, so a guess would be wrong.
+static void others_hold_the_context_too(void) {
+  enum { HOLDERS = 4, KERNELS = 800 };
+  pthread_t holders[HOLDERS];
+  CUstream stream;
+  begin();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 300; i++) spin(function, 20 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < HOLDERS; i++) OK(pthread_create(&holders[i], NULL, hold_often, NULL));
+  for (int i = 0; i < KERNELS; i++) {
+    spin(function, 2 * MS, stream);
+    pause_ns(100 * US);
+    OK(cuStreamSynchronize(stream));
+  }
+  __atomic_store_n(&over, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < HOLDERS; i++) OK(pthread_join(holders[i], NULL));
+  charged = settled(&share.usage->devices[0].gpu_ns) - charged;
+  truth = truth_ns() - truth;
+  if (charged + 5 * MS < truth) {
+    FAIL("charged %.3f ms, really %.3f ms", (double)charged / 1e6, (double)truth / 1e6);
+  }
+}
+
+// ---- contexts that begin with a wait ----
+
+static void pause_for_long(void *unused) {
+  pause_ns(300 * MS);
+}
+
+static void expect_charge(uint64_t charged, uint64_t truth, const char *what) {
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 15, what);
+}
+
+// Queued behind the wait.
+static CUfunction begin_with_a_wait(CUstream *stream) {
+  CUcontext made;
+  OK(cuCtxCreate_v2(&made, 0, 0));
+  CUfunction theirs = spin_function();
+  OK(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+  OK(cuLaunchHostFunc(*stream, pause_for_long, NULL));
+  spin(theirs, MS, *stream);
+  return theirs;
+}
+
+// What it runs is not taken for what another context ran while it waited.
+static void a_context_that_begins_with_a_wait(void) {
+  CUstream stream;
+  begin();
+  spin(function, MS, NULL);
+  OK(cuCtxSynchronize());
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  CUfunction theirs = begin_with_a_wait(&stream);
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 250; i++) spin(function, MS, NULL);
+  OK(cuCtxSynchronize());
+  OK(cuStreamSynchronize(stream));
+  for (int i = 0; i < 250; i++) spin(theirs, MS, stream);
+  OK(cuStreamSynchronize(stream));
+  expect_charge(charged, truth, "two contexts");
+}
+
+// Nor are its kernels that got longer taken for short ones whose ends were marked late.
+static void kernels_get_longer_after_a_wait(void) {
+  CUstream stream;
+  begin();
+  CUfunction theirs = begin_with_a_wait(&stream);
+  OK(cuStreamSynchronize(stream));
+  for (int i = 0; i < 300; i++) spin(theirs, 20 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 60; i++) {
+    spin(theirs, 4 * MS, stream);
+    pause_ns(100 * US);
+    OK(cuStreamSynchronize(stream));
+  }
+  expect_charge(charged, truth, "kernels that got longer");
+}
+
 // ---- without memory ----
 
 #if !IS_SLOW
@@ -253,6 +343,9 @@ static const test_case cases[] = {
     {"streams_go_while_others_look", streams_go_while_others_look},
     {"contexts_leave_nothing_behind", contexts_leave_nothing_behind},
     {"contexts_go_while_others_look", contexts_go_while_others_look},
+    {"others_hold_the_context_too", others_hold_the_context_too},
+    {"a_context_that_begins_with_a_wait", a_context_that_begins_with_a_wait},
+    {"kernels_get_longer_after_a_wait", kernels_get_longer_after_a_wait},
 #if !IS_SLOW
     {"without_memory_nothing_stays_allocated", without_memory_nothing_stays_allocated},
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},

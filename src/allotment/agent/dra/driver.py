@@ -48,12 +48,7 @@ from allotment.kube.claim_status import PreparedDevice, write_prepared
 from allotment.kube.clients import Api, until_served
 from allotment.kube.errors import KubeError
 from allotment.kube.nodes import OwnNode
-from allotment.kube.resource_claims import (
-    API,
-    OwnSlices,
-    is_allocated,
-    read_claim,
-)
+from allotment.kube.resource_claims import API, OwnSlices, is_allocated, read_claim
 from allotment.kube.watching import Signal
 from allotment.model.errors import (
     AllotError,
@@ -150,6 +145,8 @@ class ResourceDriver:
         self._soon_s = soon_s
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
+        self._left = set[PodUid]()
+        """Claims that should have nothing, as they failed, and may have some."""
         self._is_registered = asyncio.Event()
         self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
         self._slices = OwnSlices(api, node=name, driver=driver, on_refused=self._tell_refused)
@@ -356,6 +353,7 @@ class ResourceDriver:
                 await self._wait_for(each.device for each in claim.devices)
                 shares, monitors = await self._given(claim)
                 self._users.settled(asked.uid)
+                self._left.discard(PodUid(asked.uid))
         except AllotError as error:
             if not is_retry:
                 self._users.failed(asked)
@@ -411,9 +409,7 @@ class ResourceDriver:
                 usual = self._usual_time_slice(device.uuid)
                 try:
                     await asyncio.to_thread(self._set_time_slice, device.uuid, usual)
-                except (
-                    AllotError
-                ) as error:  # the GPU may be lost: the claim has to end all the same
+                except AllotError as error:  # the claim ends, also if its GPU is lost
                     _log.warning(error.message, hint=error.hint)
 
     def _usual_time_slice(self, uuid: str) -> TimeSlice:
@@ -436,6 +432,7 @@ class ResourceDriver:
             await asyncio.to_thread(self._monitors.hide, uid)
         finally:
             await self._tenants.release_claim(uid)
+        self._left.discard(uid)
 
     async def _end_lost(self) -> NoReturn:
         """End what claims have that no kubelet releases any more, as after a node's reset."""
@@ -480,12 +477,15 @@ class ResourceDriver:
         owners = [share.owner for share in self._tenants.shares]
         if claim.requests(is_admin=True):
             owners += (await asyncio.to_thread(self._monitors.owners)).values()
+        uid = PodUid(claim.uid)
+        is_new = all(owner is None or owner.uid != uid for owner in owners)
         try:
             return await self._made(claim, orders), await self._shown(claim)
         except AllotError:
-            with contextlib.suppress(AllotError):  # the first error is the one to report
-                if all(owner is None or owner.uid != claim.uid for owner in owners):
-                    await self._release(PodUid(claim.uid))
+            if is_new or uid in self._left:
+                self._left.add(uid)
+                with contextlib.suppress(AllotError):  # the first error is the one to report
+                    await self._release(uid)
             raise
 
     async def _made(

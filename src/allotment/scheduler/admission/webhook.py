@@ -7,6 +7,7 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 """
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -75,6 +76,7 @@ _MOST_WORK = 256 << 10
 _FORBIDDEN, _INVALID = 403, 422
 _US = 1000
 _LONGEST_TIME = 16
+_COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -335,7 +337,7 @@ class PodWebhook:
         count = limits.get(GPU)
         if count is None and defaults.gpus:
             count = added[GPU] = str(defaults.gpus)
-        if count is None or not count.isdecimal() or count == "0":
+        if count is None or not _COUNT.fullmatch(count):
             return added  # the parser reports the error
         if (
             defaults.memory_bytes is not None

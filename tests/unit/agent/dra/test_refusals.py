@@ -65,6 +65,31 @@ def test_a_claim_whose_monitor_fails_keeps_nothing_unless_it_runs(folder: Path) 
     asyncio.run(story())
 
 
+def test_what_a_failed_claim_could_not_release_is_released_at_its_next_failure(
+    folder: Path,
+) -> None:
+    admin = result("watch", "gpu-0-monitor", adminAccess=True, shareID="")
+
+    async def story() -> None:
+        async with serving(folder, claim(admin, result()), look_s=60) as scene:
+            (folder / "cdi").touch()
+            scene.shares.is_busy = True
+            assert "Not a directory" in (await scene.prepare()).error
+            assert scene.shares.released == ["u1"]
+            assert scene.shares.shares, "it is there yet"
+            scene.shares.is_busy = False
+            assert "Not a directory" in (await scene.prepare()).error
+            assert scene.shares.released == ["u1", "u1"]
+            (folder / "cdi").unlink()
+            assert (await scene.prepare()).error == ""
+            (folder / "cdi").rename(folder / "away")
+            (folder / "cdi").touch()
+            assert "Not a directory" in (await scene.prepare()).error
+            assert scene.shares.released == ["u1", "u1"], "its containers may run"
+
+    asyncio.run(story())
+
+
 def test_a_device_that_leaves_the_node_meanwhile_takes_no_other_answer_with_it(
     folder: Path,
 ) -> None:

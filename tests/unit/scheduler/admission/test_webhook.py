@@ -281,6 +281,7 @@ def test_defaults_say_what_was_left_open() -> None:
     said = {"allotment.dev/memory": "50%", "allotment.dev/class": "besteffort"}
     after = admitted(hook, pod(container(gpu=1), annotations=said))
     assert limits(after) == {GPU: 1}
+    assert GPU in refused(hook, pod(container(gpu="9" * 5000)))[0]
     slices = {"allotment.dev/mig-profile": "1g.10gb"}  # which says how much of everything
     after = admitted(hook, pod(container(gpu=1), annotations=slices))
     assert limits(after) == {GPU: 1}
