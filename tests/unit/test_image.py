@@ -295,6 +295,6 @@ def test_the_image_is_the_same_when_built_again_and_runs(root: Path, tmp_path: P
     assert not (image / "usr" / "bin" / "sh").exists()
     if os.geteuid():
         return  # to run it takes a root of its own
-    enter = ["chroot", "--userspec=65532:65532", str(image), "/usr/local/bin/allot"]
+    enter = ["/usr/sbin/chroot", "--userspec=65532:65532", str(image), "/usr/local/bin/allot"]
     for arguments in (["--version"], ["agent", "--help"], ["scheduler", "--help"]):
         subprocess.run([*enter, *arguments], env={"LANG": "C.UTF-8"}, check=True)
