@@ -53,8 +53,12 @@ static void exported(process *own, uint64_t id) {
 #define NO_DEVICE (-1)      /* the host's, or what the driver refuses */
 #define UNKNOWN_DEVICE (-2) /* of a place that came after this shim, or that has no number */
 
+static bool is_understood(CUmemAllocationType type) {
+  // Without a type the driver has its own error.
+  return type == CU_MEM_ALLOCATION_TYPE_PINNED || type == CU_MEM_ALLOCATION_TYPE_INVALID;
+}
+
 static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
-  if (properties == NULL) return NO_DEVICE;
   CUdevice ordinal = NO_DEVICE;
   switch (properties->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
@@ -67,7 +71,7 @@ static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return NO_DEVICE;
+      return is_understood(properties->type) ? NO_DEVICE : UNKNOWN_DEVICE;
     default:
       return UNKNOWN_DEVICE;
   }
@@ -113,14 +117,17 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
 
 CUDA_WRAPPER(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t size,
                            const CUmemAllocationProp *properties, unsigned long long flags)) {
-  CUdevice ordinal = ordinal_of(properties);
-  if (ordinal == NO_DEVICE || size == 0 || handle == NULL || !governed()) {
+  if (properties == NULL || size == 0 || handle == NULL || !governed()) {
     return REAL(cuMemCreate)(handle, size, properties, flags);
   }
+  // Another thread may write them meanwhile.
+  const CUmemAllocationProp read = *properties;
+  CUdevice ordinal = ordinal_of(&read);
+  if (ordinal == NO_DEVICE) return REAL(cuMemCreate)(handle, size, &read, flags);
   if (ordinal == UNKNOWN_DEVICE) return CUDA_ERROR_OUT_OF_MEMORY;
   target at;
   CUresult refusal = target_device(&at, ordinal);
-  return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, properties, flags);
+  return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, &read, flags);
 }
 
 static bool drop_reference(record *name, bool exists, void *context) {
