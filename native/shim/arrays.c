@@ -63,21 +63,24 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
                                    .NumChannels = shape->NumChannels};
 }
 
-#define CREATE_ARRAY(handle, shape_of_it, call)                                                 \
-  do {                                                                                          \
-    UNCANCELLED;                                                                                \
-    array_request request;                                                                      \
-    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                                \
-    CUresult result = array_begin(&request, &shape, 1);                                         \
-    if (result != CUDA_SUCCESS) return result;                                                  \
-    result = WITH_PATIENCE(request.at.own, request.at.device, call);                            \
-    return array_end(&request, result, SPACE_ARRAY, result == CUDA_SUCCESS ? *(handle) : NULL); \
+#define CREATE_ARRAY(handle, shape_of_it, call)                      \
+  do {                                                               \
+    UNCANCELLED;                                                     \
+    array_request request;                                           \
+    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                     \
+    CUresult result = array_begin(&request, &shape, 1);              \
+    if (result != CUDA_SUCCESS) return result;                       \
+    CUarray made = NULL;                                             \
+    result = WITH_PATIENCE(request.at.own, request.at.device, call); \
+    result = array_end(&request, result, SPACE_ARRAY, made);         \
+    GIVE_RESULT(handle, made, result);                               \
+    return result;                                                   \
   } while (0)
 
 CUDA_WRAPPER(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArrayCreate_v2)(array, shape);
   const CUDA_ARRAY_DESCRIPTOR read = *shape;
-  CREATE_ARRAY(array, flat_shape(&read), REAL(cuArrayCreate_v2)(array, &read));
+  CREATE_ARRAY(array, flat_shape(&read), REAL(cuArrayCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)) {
@@ -88,13 +91,13 @@ CUDA_WRAPPER(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *sh
                                           .Height = read.Height,
                                           .Format = read.Format,
                                           .NumChannels = read.NumChannels}),
-               REAL(cuArrayCreate)(array, &read));
+               REAL(cuArrayCreate)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArray3DCreate_v2)(array, shape);
   const CUDA_ARRAY3D_DESCRIPTOR read = *shape;
-  CREATE_ARRAY(array, read, REAL(cuArray3DCreate_v2)(array, &read));
+  CREATE_ARRAY(array, read, REAL(cuArray3DCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)) {
@@ -107,7 +110,7 @@ CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1
                                           .Format = read.Format,
                                           .NumChannels = read.NumChannels,
                                           .Flags = read.Flags}),
-               REAL(cuArray3DCreate)(array, &read));
+               REAL(cuArray3DCreate)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
@@ -118,9 +121,12 @@ CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
   array_request request;
   CUresult result = array_begin(&request, &read, levels);
   if (result != CUDA_SUCCESS) return result;
+  CUmipmappedArray made = NULL;
   result = WITH_PATIENCE(request.at.own, request.at.device,
-                         REAL(cuMipmappedArrayCreate)(mipmap, &read, levels));
-  return array_end(&request, result, SPACE_MIPMAP, result == CUDA_SUCCESS ? *mipmap : NULL);
+                         REAL(cuMipmappedArrayCreate)(RESULT(mipmap, made), &read, levels));
+  result = array_end(&request, result, SPACE_MIPMAP, made);
+  GIVE_RESULT(mipmap, made, result);
+  return result;
 }
 
 // As with pointers, the record goes before the handle can be given out again.

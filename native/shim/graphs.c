@@ -242,46 +242,57 @@ static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const C
 
 #define INSTANTIATE(made, graph_of_it, call)                                                 \
   do {                                                                                       \
+    CUgraphExec given = NULL;                                                                \
     growth of = {.own = process_attach()};                                                   \
     if (of.own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                  \
     graph_need_of(of.own, graph_of_it, &of.need);                                            \
-    if (of.need.devices == 0) return instantiated(&of, DRIVER(call), graph_of_it, made);     \
+    if (of.need.devices == 0) {                                                              \
+      CUresult plain = instantiated(&of, DRIVER(call), graph_of_it, &given);                 \
+      GIVE_RESULT(made, given, plain);                                                       \
+      return plain;                                                                          \
+    }                                                                                        \
     UNCANCELLED;                                                                             \
     CUresult result;                                                                         \
     do {                                                                                     \
       result = growth_begin(&of) ? growth_end(&of, DRIVER(call)) : CUDA_ERROR_OUT_OF_MEMORY; \
     } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));                     \
-    return instantiated(&of, result, graph_of_it, made);                                     \
+    result = instantiated(&of, result, graph_of_it, &given);                                 \
+    GIVE_RESULT(made, given, result);                                                        \
+    return result;                                                                           \
   } while (0)
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                   char *log, size_t log_size)) {
   if (!governed()) return REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiate)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                      char *log, size_t log_size)) {
   if (!governed()) return REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiate_v2)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithFlags,
              (CUgraphExec * made, CUgraph graph, unsigned long long flags)) {
   if (!governed()) return REAL(cuGraphInstantiateWithFlags)(made, graph, flags);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(made, graph, flags));
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(RESULT(made, given), graph, flags));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
   if (!governed()) return REAL(cuGraphInstantiateWithParams)(made, graph, parameters);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams)(made, graph, parameters));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiateWithParams)(RESULT(made, given), graph, parameters));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
   if (!governed()) return REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiateWithParams_ptsz)(RESULT(made, given), graph, parameters));
 }
 
 static inline bool some_allocate(process *own) {

@@ -362,14 +362,18 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
   UNCANCELLED;
   // Another thread may write them meanwhile.
   const CUmemPoolProps read = *properties;
-  CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, &read));
+  CUmemoryPool made = NULL;
+  CUresult result = DRIVER(REAL(cuMemPoolCreate)(RESULT(pool, made), &read));
   if (result != CUDA_SUCCESS) return result;
   int device = pool_device(own, &read.location, read.allocType);
-  pool_state *added = device < POOL_UNCHARGED ? NULL : add_new_pool(own, *pool, device);
+  pool_state *added = device < POOL_UNCHARGED ? NULL : add_new_pool(own, made, device);
   if (added != NULL) added->made_as = read;
-  if (added != NULL || device < POOL_UNCHARGED) return result;
-  DRIVER(REAL(cuMemPoolDestroy)(*pool));
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  if (added == NULL && device >= POOL_UNCHARGED) {
+    DRIVER(REAL(cuMemPoolDestroy)(made));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *pool = made;
+  return result;
 }
 
 // Its memory is charged to the process that made it, and nothing can be allocated from it here.
@@ -377,11 +381,16 @@ CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
              (CUmemoryPool * pool, void *handle, CUmemAllocationHandleType type,
               unsigned long long flags)) {
   UNCANCELLED;
-  CUresult result = DRIVER(REAL(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags));
+  CUmemoryPool made = NULL;
+  CUresult result =
+      DRIVER(REAL(cuMemPoolImportFromShareableHandle)(RESULT(pool, made), handle, type, flags));
   process *own = result == CUDA_SUCCESS && governed() ? process_state() : NULL;
-  if (own == NULL || add_new_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
-  DRIVER(REAL(cuMemPoolDestroy)(*pool));
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  if (own != NULL && add_new_pool(own, made, POOL_UNCHARGED) == NULL) {
+    DRIVER(REAL(cuMemPoolDestroy)(made));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  GIVE_RESULT(pool, made, result);
+  return result;
 }
 
 // As the driver does with a pool that is destroyed.

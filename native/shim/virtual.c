@@ -96,15 +96,16 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
   process *own = at->own;
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
   reservation needed = {.own = own, .device = at->device};
+  CUmemGenericAllocationHandle made = 0;
   CUresult result;
   do {
     process_lock(&own->virtual_lock);
     result = CUDA_ERROR_OUT_OF_MEMORY;
     if (reservation_try(&needed, bytes)) {
       result =
-          reservation_called(&needed, DRIVER(REAL(cuMemCreate)(handle, size, properties, flags)));
+          reservation_called(&needed, DRIVER(REAL(cuMemCreate)(&made, size, properties, flags)));
     }
-    if (result == CUDA_SUCCESS && !name_created(own, *handle, bytes, at->device)) {
+    if (result == CUDA_SUCCESS && !name_created(own, made, bytes, at->device)) {
       result = CUDA_ERROR_OUT_OF_MEMORY;
     } else if (result == CUDA_SUCCESS) {
       reservation_keep(&needed);
@@ -112,6 +113,7 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
     process_unlock(&own->virtual_lock);
   } while (reservation_goes_on(&needed));
   reservation_end(&needed);
+  GIVE_RESULT(handle, made, result);
   return result;
 }
 
@@ -188,14 +190,16 @@ CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemRetainAllocationHandle)(handle, address);
   record mapping;
+  CUmemGenericAllocationHandle retained = 0;
   process_lock(&own->virtual_lock);
-  CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(handle, address));
+  CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(RESULT(handle, retained), address));
   if (result == CUDA_SUCCESS && virtual_mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
     // Without memory for the record the allocation stays charged: too much rather than too little.
-    records_change(&own->records, SPACE_HANDLE, *handle, add_reference, &mapping.owner);
+    records_change(&own->records, SPACE_HANDLE, retained, add_reference, &mapping.owner);
     virtual_hold(own, mapping.owner);
   }
   process_unlock(&own->virtual_lock);
+  GIVE_RESULT(handle, retained, result);
   return result;
 }
 

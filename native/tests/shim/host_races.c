@@ -256,6 +256,32 @@ static void an_array_is_asked_for_without_memory(void) {
   race(make_wanted_array, change_arguments);
 }
 
+// ---- results ----
+
+static CUdeviceptr large;
+static volatile CUdeviceptr result_pointer;
+
+static void *overwrite_result(void *unused) {
+  while (goes_on()) result_pointer = large;
+  return unused;
+}
+
+static bool allocate_beside(void) {
+  for (int i = 0; i < 100; i++) cuMemAlloc_v2((CUdeviceptr *)&result_pointer, 256);
+  CUdeviceptr more;
+  if (cuMemAlloc_v2(&more, 3 * GIB) != CUDA_SUCCESS) return false;
+  if (is_unpaid()) return true;
+  OK(cuMemFree_v2(more));
+  return false;
+}
+
+// The large one would count as gone, since its address was given out again.
+static void a_result_is_overwritten(void) {
+  begin();
+  OK(cuMemAlloc_v2(&large, 3 * GIB));
+  race(allocate_beside, overwrite_result);
+}
+
 static const test_case cases[] = {
     {"a_capture_ends", a_capture_ends},
     {"a_dead_context_is_there_again", a_dead_context_is_there_again},
@@ -264,6 +290,7 @@ static const test_case cases[] = {
     {"memory_is_asked_for_elsewhere", memory_is_asked_for_elsewhere},
     {"a_pool_is_asked_for_elsewhere", a_pool_is_asked_for_elsewhere},
     {"an_array_is_asked_for_without_memory", an_array_is_asked_for_without_memory},
+    {"a_result_is_overwritten", a_result_is_overwritten},
     {NULL, NULL},
 };
 
