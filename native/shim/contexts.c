@@ -153,7 +153,10 @@ static bool creation_keep(creation *made, CUcontext context) {
   bool was_displaced;
   compute_pause(own, context);
   compute_resume(own, context);
-  give_back_context(own, context);  // of one that went without our knowing
+  // One of that number went without our knowing. Otherwise all that is recorded of the number is of
+  // other threads that use the new one already.
+  record gone;
+  if (records_find(&own->records, SPACE_CONTEXT, added.key, &gone)) give_back_context(own, context);
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   charge_release(own, made->at.device, made->needed.bytes - made->bytes);
   reservation_keep(&made->needed);
