@@ -19,7 +19,6 @@ typedef struct array_request {
 static CUresult array_begin(array_request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
                             unsigned levels) {
   *request = (array_request){.at.device = -1};
-  if (shape == NULL) return CUDA_SUCCESS;
   CUresult refusal = target_current(&request->at);
   if (refusal != CUDA_SUCCESS || request->at.context == NULL) return refusal;
   request->bytes = array_bytes(shape, levels);
@@ -55,6 +54,8 @@ static CUresult array_end(array_request *request, CUresult result, record_space 
   return result;
 }
 
+// The driver gets the shape that was read here: another thread may write it meanwhile.
+
 static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
   return (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
                                    .Height = shape->Height,
@@ -62,63 +63,70 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
                                    .NumChannels = shape->NumChannels};
 }
 
-#define CREATE_ARRAY(handle, shape_of_it, call)                                                 \
-  do {                                                                                          \
-    UNCANCELLED;                                                                                \
-    array_request request;                                                                      \
-    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                                \
-    CUresult result = array_begin(&request, &shape, 1);                                         \
-    if (result != CUDA_SUCCESS) return result;                                                  \
-    result = WITH_PATIENCE(request.at.own, request.at.device, call);                            \
-    return array_end(&request, result, SPACE_ARRAY, result == CUDA_SUCCESS ? *(handle) : NULL); \
+#define CREATE_ARRAY(handle, shape_of_it, call)                      \
+  do {                                                               \
+    UNCANCELLED;                                                     \
+    array_request request;                                           \
+    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                     \
+    CUresult result = array_begin(&request, &shape, 1);              \
+    if (result != CUDA_SUCCESS) return result;                       \
+    CUarray made = NULL;                                             \
+    result = WITH_PATIENCE(request.at.own, request.at.device, call); \
+    result = array_end(&request, result, SPACE_ARRAY, made);         \
+    GIVE_RESULT(handle, made, result);                               \
+    return result;                                                   \
   } while (0)
 
 CUDA_WRAPPER(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArrayCreate_v2)(array, shape);
-  const CUDA_ARRAY_DESCRIPTOR *given = shape;
-  CREATE_ARRAY(array, flat_shape(given), REAL(cuArrayCreate_v2)(array, given));
+  const CUDA_ARRAY_DESCRIPTOR read = *shape;
+  CREATE_ARRAY(array, flat_shape(&read), REAL(cuArrayCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArrayCreate)(array, shape);
-  const CUDA_ARRAY_DESCRIPTOR_v1 *given = shape;
+  const CUDA_ARRAY_DESCRIPTOR_v1 read = *shape;
   CREATE_ARRAY(array,
-               ((CUDA_ARRAY3D_DESCRIPTOR){.Width = given->Width,
-                                          .Height = given->Height,
-                                          .Format = given->Format,
-                                          .NumChannels = given->NumChannels}),
-               REAL(cuArrayCreate)(array, given));
+               ((CUDA_ARRAY3D_DESCRIPTOR){.Width = read.Width,
+                                          .Height = read.Height,
+                                          .Format = read.Format,
+                                          .NumChannels = read.NumChannels}),
+               REAL(cuArrayCreate)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArray3DCreate_v2)(array, shape);
-  const CUDA_ARRAY3D_DESCRIPTOR *given = shape;
-  CREATE_ARRAY(array, *given, REAL(cuArray3DCreate_v2)(array, given));
+  const CUDA_ARRAY3D_DESCRIPTOR read = *shape;
+  CREATE_ARRAY(array, read, REAL(cuArray3DCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)) {
   if (shape == NULL || !governed()) return REAL(cuArray3DCreate)(array, shape);
-  const CUDA_ARRAY3D_DESCRIPTOR_v1 *given = shape;
+  const CUDA_ARRAY3D_DESCRIPTOR_v1 read = *shape;
   CREATE_ARRAY(array,
-               ((CUDA_ARRAY3D_DESCRIPTOR){.Width = given->Width,
-                                          .Height = given->Height,
-                                          .Depth = given->Depth,
-                                          .Format = given->Format,
-                                          .NumChannels = given->NumChannels,
-                                          .Flags = given->Flags}),
-               REAL(cuArray3DCreate)(array, given));
+               ((CUDA_ARRAY3D_DESCRIPTOR){.Width = read.Width,
+                                          .Height = read.Height,
+                                          .Depth = read.Depth,
+                                          .Format = read.Format,
+                                          .NumChannels = read.NumChannels,
+                                          .Flags = read.Flags}),
+               REAL(cuArray3DCreate)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
                                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)) {
-  if (!governed()) return REAL(cuMipmappedArrayCreate)(mipmap, shape, levels);
+  if (shape == NULL || !governed()) return REAL(cuMipmappedArrayCreate)(mipmap, shape, levels);
   UNCANCELLED;
+  const CUDA_ARRAY3D_DESCRIPTOR read = *shape;
   array_request request;
-  CUresult result = array_begin(&request, shape, levels);
+  CUresult result = array_begin(&request, &read, levels);
   if (result != CUDA_SUCCESS) return result;
+  CUmipmappedArray made = NULL;
   result = WITH_PATIENCE(request.at.own, request.at.device,
-                         REAL(cuMipmappedArrayCreate)(mipmap, shape, levels));
-  return array_end(&request, result, SPACE_MIPMAP, result == CUDA_SUCCESS ? *mipmap : NULL);
+                         REAL(cuMipmappedArrayCreate)(RESULT(mipmap, made), &read, levels));
+  result = array_end(&request, result, SPACE_MIPMAP, made);
+  GIVE_RESULT(mipmap, made, result);
+  return result;
 }
 
 // As with pointers, the record goes before the handle can be given out again.

@@ -9,14 +9,30 @@
 #include "memory.h"
 #include "virtual.h"
 
+// What is bound of an object, in granules: a part of one counts in full.
+#define RANGE_BITS 32
+
+static uint64_t range_of(uint64_t offset, uint64_t size) {
+  uint64_t first = offset / CHARGE_GRANULE;
+  uint64_t count = (offset % CHARGE_GRANULE + size + CHARGE_GRANULE - 1) / CHARGE_GRANULE;
+  return first << RANGE_BITS | (count > UINT32_MAX ? UINT32_MAX : count);
+}
+
+// Whole: of what is unbound in part, the driver keeps the memory for the rest.
+static bool is_within(uint64_t range, uint64_t offset, uint64_t size) {
+  uint64_t first = (range >> RANGE_BITS) * CHARGE_GRANULE;
+  uint64_t bytes = (range & UINT32_MAX) * CHARGE_GRANULE;
+  return first >= offset && bytes <= size && first - offset <= size - bytes;
+}
+
 // With virtual_lock held, as everything here.
-static void hold(process *own, uint64_t object, uint64_t offset, uint64_t id) {
+static void hold(process *own, uint64_t object, uint64_t range, uint64_t id) {
   record physical;
   if (!records_find(&own->records, SPACE_PHYSICAL, id, &physical)) return;
   record binding = {.space = SPACE_BINDING,
                     .key = ++own->physical_serial,
                     .owner = object,
-                    .bytes = offset,
+                    .bytes = range,
                     .count = (uint32_t)id,
                     .device = physical.device};
   virtual_hold(own, id);
@@ -24,11 +40,11 @@ static void hold(process *own, uint64_t object, uint64_t offset, uint64_t id) {
   if (id <= UINT32_MAX) records_keep(&own->records, &binding);
 }
 
-static void handle_bound(process *own, uint64_t object, uint64_t offset,
+static void handle_bound(process *own, uint64_t object, uint64_t offset, uint64_t size,
                          CUmemGenericAllocationHandle memory) {
   record name;
   if (records_find(&own->records, SPACE_HANDLE, memory, &name)) {
-    hold(own, object, offset, name.owner);
+    hold(own, object, range_of(offset, size), name.owner);
   }
 }
 
@@ -38,8 +54,10 @@ static void address_bound(process *own, uint64_t object, uint64_t offset, uint64
   if (plain_exported(own, address)) return;
   for (uint64_t at = address; at - address < size;) {
     bool known = virtual_mapping_of(own, at, &mapping);
-    if (known) hold(own, object, offset + (at - address), mapping.owner);
-    at = known ? mapping.key + mapping.bytes : round_up(at + 1, CHARGE_GRANULE);
+    uint64_t next = known ? mapping.key + mapping.bytes : round_up(at + 1, CHARGE_GRANULE);
+    uint64_t bytes = next - address < size ? next - at : size - (at - address);
+    if (known) hold(own, object, range_of(offset + (at - address), bytes), mapping.owner);
+    at = next;
   }
 }
 
@@ -55,7 +73,7 @@ typedef struct binding_sweep {
 static bool is_unbound(const record *seen, void *context) {
   binding_sweep *sweep = context;
   if (seen->space != SPACE_BINDING || seen->owner != sweep->object ||
-      seen->device != sweep->device || seen->bytes - sweep->offset >= sweep->size ||
+      seen->device != sweep->device || !is_within(seen->bytes, sweep->offset, sweep->size) ||
       sweep->count == SWEPT) {
     return false;
   }
@@ -90,14 +108,14 @@ CUDA_WRAPPER(cuMulticastBindMem, (CUmemGenericAllocationHandle object, size_t of
                                   CUmemGenericAllocationHandle memory, size_t from, size_t size,
                                   unsigned long long flags)) {
   CHANGE_BINDING(REAL(cuMulticastBindMem)(object, offset, memory, from, size, flags),
-                 handle_bound(own, object, offset, memory));
+                 handle_bound(own, object, offset, size, memory));
 }
 
 CUDA_WRAPPER(cuMulticastBindMem_v2, (CUmemGenericAllocationHandle object, CUdevice device,
                                      size_t offset, CUmemGenericAllocationHandle memory,
                                      size_t from, size_t size, unsigned long long flags)) {
   CHANGE_BINDING(REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, size, flags),
-                 handle_bound(own, object, offset, memory));
+                 handle_bound(own, object, offset, size, memory));
 }
 
 CUDA_WRAPPER(cuMulticastBindAddr, (CUmemGenericAllocationHandle object, size_t offset,
@@ -124,7 +142,7 @@ CUDA_WRAPPER(cuLogicalEndpointBindMem, (uint32_t endpoint, CUdevice device, uint
                                         uint64_t size, unsigned long long flags)) {
   CHANGE_BINDING(
       REAL(cuLogicalEndpointBindMem)(endpoint, device, offset, memory, from, size, flags),
-      handle_bound(own, endpoint, offset, memory));
+      handle_bound(own, endpoint, offset, size, memory));
 }
 
 CUDA_WRAPPER(cuLogicalEndpointBindAddr, (uint32_t endpoint, CUdevice device, uint64_t offset,

@@ -204,10 +204,11 @@ CUresult target_current(target *found) {
   *found = (target){.device = -1};
   CUcontext context = NULL;
   CUdevice ordinal;
-  if (DRIVER(USED(cuCtxGetCurrent)(&context)) != CUDA_SUCCESS || context == NULL ||
-      DRIVER(USED(cuCtxGetDevice)(&ordinal)) != CUDA_SUCCESS) {
-    return CUDA_SUCCESS;
-  }
+  CUresult result = DRIVER(USED(cuCtxGetCurrent)(&context));
+  if (result != CUDA_SUCCESS || context == NULL) return result;
+  // A context that another thread has destroyed may be there again when the driver is called.
+  result = DRIVER(USED(cuCtxGetDevice)(&ordinal));
+  if (result != CUDA_SUCCESS) return result;
   found->context = context;
   return target_device(found, ordinal);
 }

@@ -153,7 +153,10 @@ static bool creation_keep(creation *made, CUcontext context) {
   bool was_displaced;
   compute_pause(own, context);
   compute_resume(own, context);
-  give_back_context(own, context);  // of one that went without our knowing
+  // One of that number went without our knowing. Otherwise all that is recorded of the number is of
+  // other threads that use the new one already.
+  record gone;
+  if (records_find(&own->records, SPACE_CONTEXT, added.key, &gone)) give_back_context(own, context);
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   charge_release(own, made->at.device, made->needed.bytes - made->bytes);
   reservation_keep(&made->needed);
@@ -169,54 +172,58 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define CREATE_CONTEXT(device, context, call)                                        \
-  do {                                                                               \
-    UNCANCELLED;                                                                     \
-    creation made;                                                                   \
-    CUresult result = creation_of(&made, device);                                    \
-    if (result != CUDA_SUCCESS) return result;                                       \
-    pthread_mutex_t *lock = &made.at.own->context_lock;                              \
-    do {                                                                             \
-      compute_await_resume(made.at.own, made.at.device);                             \
-      process_lock(lock);                                                            \
-      result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), context) \
-                                     : CUDA_ERROR_OUT_OF_MEMORY;                     \
-      process_unlock(lock);                                                          \
-    } while (reservation_goes_on(&made.needed));                                     \
-    reservation_end(&made.needed);                                                   \
-    return result;                                                                   \
+#define CREATE_CONTEXT(device, context, call)                                       \
+  do {                                                                              \
+    UNCANCELLED;                                                                    \
+    creation made;                                                                  \
+    CUcontext given = NULL;                                                         \
+    CUresult result = creation_of(&made, device);                                   \
+    if (result != CUDA_SUCCESS) return result;                                      \
+    pthread_mutex_t *lock = &made.at.own->context_lock;                             \
+    do {                                                                            \
+      compute_await_resume(made.at.own, made.at.device);                            \
+      process_lock(lock);                                                           \
+      result = creation_begin(&made) ? finish_explicit(&made, DRIVER(call), &given) \
+                                     : CUDA_ERROR_OUT_OF_MEMORY;                    \
+      process_unlock(lock);                                                         \
+    } while (reservation_goes_on(&made.needed));                                    \
+    reservation_end(&made.needed);                                                  \
+    GIVE_RESULT(context, given, result);                                            \
+    return result;                                                                  \
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuCtxCreate)(context, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuCtxCreate)(context, flags, device));
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuCtxCreate_v2)(context, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v2)(context, flags, device));
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v3, (CUcontext * context, CUexecAffinityParam *parameters, int count,
                               unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuCtxCreate_v3)(context, parameters, count, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v3)(context, parameters, count, flags, device));
+  CREATE_CONTEXT(device, context,
+                 REAL(cuCtxCreate_v3)(RESULT(context, given), parameters, count, flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters,
                               unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
+  CREATE_CONTEXT(device, context,
+                 REAL(cuCtxCreate_v4)(RESULT(context, given), parameters, flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuGLCtxCreate)(context, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate)(context, flags, device));
+  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuGLCtxCreate_v2)(context, flags, device);
-  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate_v2)(context, flags, device));
+  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device,
@@ -224,8 +231,9 @@ CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevic
   if (!governed()) {
     return REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
   }
-  CREATE_CONTEXT(device, context,
-                 REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address));
+  CREATE_CONTEXT(
+      device, context,
+      REAL(cuVDPAUCtxCreate)(RESULT(context, given), flags, device, vdp_device, get_proc_address));
 }
 
 CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device,
@@ -234,7 +242,8 @@ CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUde
     return REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
   }
   CREATE_CONTEXT(device, context,
-                 REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address));
+                 REAL(cuVDPAUCtxCreate_v2)(RESULT(context, given), flags, device, vdp_device,
+                                           get_proc_address));
 }
 
 // The driver ends no context before its work has ended, which may wait for what another thread does
@@ -357,7 +366,11 @@ static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
 CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
   if (context == NULL || !governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
-  return own == NULL ? CUDA_ERROR_SYSTEM_NOT_READY : retain(own, device, context);
+  if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  CUcontext given = NULL;
+  CUresult result = retain(own, device, &given);
+  GIVE_RESULT(context, given, result);
+  return result;
 }
 
 static CUresult primary_released(process *own, CUdevice ordinal, CUresult result, bool is_reset) {

@@ -18,6 +18,16 @@
 #define CUDA_WRAPPER(name, parameters) WRAPPER(CUresult, name, parameters)
 #define NVML_WRAPPER(name, parameters) WRAPPER(nvmlReturn_t, name, parameters)
 
+// What the driver writes as a result goes to the shim's own variable first, as the program's may be
+// written by another thread. RESULT is its place, GIVE_RESULT hands it over.
+#define RESULT(theirs, own) ((theirs) == NULL ? NULL : &(own))
+#define GIVE_RESULT(theirs, own, result) \
+  do {                                   \
+    if ((result) == CUDA_SUCCESS) {      \
+      *(theirs) = (own);                 \
+    }                                    \
+  } while (0)
+
 // A call of the driver on the shim's behalf, in the frame that makes it. A driver that calls its
 // own exported functions comes through here again, and is not charged twice.
 //

@@ -7,6 +7,7 @@
 #include "graph_need.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "charge.h"
 #include "driver.h"
@@ -238,4 +239,10 @@ void graph_need_of(process *own, CUgraph graph, graph_need *need) {
   for (int device = 0; device < ALLOT_MAX_DEVICES && !in.is_chain; device++) {
     need->least[device] = need->most[device];
   }
+}
+
+bool graph_need_same(const graph_need *one, const graph_need *other) {
+  return one->devices == other->devices && memcmp(one->most, other->most, sizeof one->most) == 0 &&
+         memcmp(one->least, other->least, sizeof one->least) == 0 &&
+         memcmp(one->ordinals, other->ordinals, sizeof one->ordinals) == 0;
 }

@@ -16,5 +16,6 @@ typedef struct graph_need {
 } graph_need;
 
 void graph_need_of(process *own, CUgraph graph, graph_need *need);
+bool graph_need_same(const graph_need *one, const graph_need *other);
 
 #endif

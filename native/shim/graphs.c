@@ -214,7 +214,7 @@ static void forget(process *own, uint64_t graph) {
 
 // What the executable graph may take, before it was ever launched.
 static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgraphExec *made) {
-  compute_state *all = result == CUDA_SUCCESS ? compute_state_of(own) : NULL;
+  compute_state *all = compute_state_of(own);
   size_t nodes = 0;
   if (all != NULL && DRIVER(USED(cuGraphGetNodes)(graph, NULL, &nodes)) == CUDA_SUCCESS) {
     estimate_guess(&all->estimates, estimate_key(*made, 0), nodes);
@@ -222,52 +222,77 @@ static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgra
   return result;
 }
 
-#define INSTANTIATE(made, graph_of_it, call)                                                   \
-  do {                                                                                         \
-    growth of = {.own = process_attach()};                                                     \
-    if (of.own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                    \
-    graph_need_of(of.own, graph_of_it, &of.need);                                              \
-    if (of.need.devices == 0) return expect(of.own, DRIVER(call), graph_of_it, made);          \
-    UNCANCELLED;                                                                               \
-    CUresult result;                                                                           \
-    do {                                                                                       \
-      result = growth_begin(&of) ? growth_end(&of, DRIVER(call)) : CUDA_ERROR_OUT_OF_MEMORY;   \
-    } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));                       \
-    if (result == CUDA_SUCCESS && !remember(of.own, (uint64_t)(uintptr_t)*(made), &of.need)) { \
-      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                                               \
-      result = CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-    }                                                                                          \
-    return expect(of.own, result, graph_of_it, made);                                          \
+// Another thread may have added memory nodes before the driver read the graph. They stay in it.
+static bool is_as_read(const growth *of, CUgraph graph) {
+  graph_need now;
+  graph_need_of(of->own, graph, &now);
+  return graph_need_same(&of->need, &now);
+}
+
+static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const CUgraphExec *made) {
+  if (result != CUDA_SUCCESS) return result;
+  bool needs_memory = of->need.devices != 0;
+  if (is_as_read(of, graph) &&
+      (!needs_memory || remember(of->own, (uint64_t)(uintptr_t)*made, &of->need))) {
+    return expect(of->own, result, graph, made);
+  }
+  DRIVER(REAL(cuGraphExecDestroy)(*made));
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define INSTANTIATE(made, graph_of_it, call)                                                 \
+  do {                                                                                       \
+    CUgraphExec given = NULL;                                                                \
+    growth of = {.own = process_attach()};                                                   \
+    if (of.own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                  \
+    graph_need_of(of.own, graph_of_it, &of.need);                                            \
+    if (of.need.devices == 0) {                                                              \
+      CUresult plain = instantiated(&of, DRIVER(call), graph_of_it, &given);                 \
+      GIVE_RESULT(made, given, plain);                                                       \
+      return plain;                                                                          \
+    }                                                                                        \
+    UNCANCELLED;                                                                             \
+    CUresult result;                                                                         \
+    do {                                                                                     \
+      result = growth_begin(&of) ? growth_end(&of, DRIVER(call)) : CUDA_ERROR_OUT_OF_MEMORY; \
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));                     \
+    result = instantiated(&of, result, graph_of_it, &given);                                 \
+    GIVE_RESULT(made, given, result);                                                        \
+    return result;                                                                           \
   } while (0)
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                   char *log, size_t log_size)) {
   if (!governed()) return REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiate)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                      char *log, size_t log_size)) {
   if (!governed()) return REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiate_v2)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithFlags,
              (CUgraphExec * made, CUgraph graph, unsigned long long flags)) {
   if (!governed()) return REAL(cuGraphInstantiateWithFlags)(made, graph, flags);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(made, graph, flags));
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(RESULT(made, given), graph, flags));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
   if (!governed()) return REAL(cuGraphInstantiateWithParams)(made, graph, parameters);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams)(made, graph, parameters));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiateWithParams)(RESULT(made, given), graph, parameters));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
   if (!governed()) return REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
-  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters));
+  INSTANTIATE(made, graph,
+              REAL(cuGraphInstantiateWithParams_ptsz)(RESULT(made, given), graph, parameters));
 }
 
 static inline bool some_allocate(process *own) {
@@ -301,11 +326,14 @@ static CUresult launch_once(const graph_launch *what, growth *of) {
 // Where there is no memory, others have the device's turn until there may be some.
 static CUresult launch_allocating(process *own, const graph_launch *what) {
   growth of = {.own = own, .graph = (uint64_t)(uintptr_t)what->graph, .stream = what->stream};
-  if (!recall(own, of.graph, &of.need) || stream_is_capturing(what->stream)) {
-    return launch_once(what, NULL);
-  }
+  if (!recall(own, of.graph, &of.need)) return launch_once(what, NULL);
   UNCANCELLED;
   CUresult result;
+  if (capture_hold(own, what->stream)) {
+    result = launch_once(what, NULL);
+    capture_let_go(own);
+    return result;
+  }
   do {
     result = launch_once(what, &of);
   } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));

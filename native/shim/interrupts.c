@@ -135,11 +135,22 @@ BEGIN(cuStreamBeginRecaptureToGraph,
 REFUSE_CIG(cuStreamBeginCaptureToCig)
 REFUSE_CIG(cuStreamBeginCaptureToCig_ptsz)
 
+// Other threads may be recording memory, which must not become an allocation that nobody charges.
+#define ENDS_CAPTURES(own, result, call)  \
+  do {                                    \
+    process_lock(&(own)->capture_lock);   \
+    (result) = DRIVER(call);              \
+    process_unlock(&(own)->capture_lock); \
+  } while (0)
+
 #define END_ONE(name, meant)                               \
   CUDA_WRAPPER(name, (CUstream stream, CUgraph * graph)) { \
+    process *own = governed() ? process_state() : NULL;    \
+    if (own == NULL) return REAL(name)(stream, graph);     \
     compute_state *all = state_of_share();                 \
     UNCANCELLED;                                           \
-    CUresult result = DRIVER(REAL(name)(stream, graph));   \
+    CUresult result;                                       \
+    ENDS_CAPTURES(own, result, REAL(name)(stream, graph)); \
     if (all != NULL) capture_ended(all, meant);            \
     return result;                                         \
   }
@@ -156,12 +167,16 @@ static void stream_ends(CUstream stream) {
   if (all != NULL) stream_state_forget(all, stream);
 }
 
-CUDA_WRAPPER(cuStreamDestroy, (CUstream stream)) {
-  stream_ends(stream);
-  return REAL(cuStreamDestroy)(stream);
-}
+#define DESTROY_STREAM(name)                            \
+  CUDA_WRAPPER(name, (CUstream stream)) {               \
+    stream_ends(stream);                                \
+    process *own = governed() ? process_known() : NULL; \
+    if (own == NULL) return REAL(name)(stream);         \
+    UNCANCELLED;                                        \
+    CUresult result;                                    \
+    ENDS_CAPTURES(own, result, REAL(name)(stream));     \
+    return result;                                      \
+  }
 
-CUDA_WRAPPER(cuStreamDestroy_v2, (CUstream stream)) {
-  stream_ends(stream);
-  return REAL(cuStreamDestroy_v2)(stream);
-}
+DESTROY_STREAM(cuStreamDestroy)
+DESTROY_STREAM(cuStreamDestroy_v2)

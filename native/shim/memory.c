@@ -196,12 +196,15 @@ CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr made = 0;
   if (becomes_managed(&request, pointer)) {
-    result = allocate_managed(&request, pointer);
+    result = allocate_managed(&request, &made);
   } else {
-    result = PLAIN(REAL(cuMemAlloc_v2)(pointer, bytes));
+    result = PLAIN(REAL(cuMemAlloc_v2)(RESULT(pointer, made), bytes));
   }
-  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+  result = plain_end(&request, result, made);
+  GIVE_RESULT(pointer, made, result);
+  return result;
 }
 
 // The oldest form, with pointers of 32 bits.
@@ -211,8 +214,11 @@ CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
-  result = PLAIN(REAL(cuMemAlloc)(pointer, bytes));
-  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+  CUdeviceptr_v1 made = 0;
+  result = PLAIN(REAL(cuMemAlloc)(RESULT(pointer, made), bytes));
+  result = plain_end(&request, result, made);
+  GIVE_RESULT(pointer, made, result);
+  return result;
 }
 
 // Rows are padded to a multiple of this at most on every GPU so far; what was padded less is given
@@ -254,14 +260,19 @@ CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t w
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr made = 0;
+  size_t row = 0;
   if (is_pitched(width, pitch, element_bytes) && becomes_managed(&request, pointer)) {
-    result = allocate_managed(&request, pointer);
-    if (result == CUDA_SUCCESS) *pitch = round_up(width, PITCH_ALIGNMENT);
+    result = allocate_managed(&request, &made);
+    row = round_up(width, PITCH_ALIGNMENT);
   } else {
-    result = PLAIN(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
+    result = PLAIN(REAL(cuMemAllocPitch_v2)(RESULT(pointer, made), RESULT(pitch, row), width,
+                                            height, element_bytes));
   }
-  bool made = result == CUDA_SUCCESS;
-  return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
+  result = pitched_end(&request, result, made, row, height);
+  GIVE_RESULT(pitch, row, result);
+  GIVE_RESULT(pointer, made, result);
+  return result;
 }
 
 CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,
@@ -271,9 +282,14 @@ CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, un
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
-  result = PLAIN(REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes));
-  bool made = result == CUDA_SUCCESS;
-  return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
+  CUdeviceptr_v1 made = 0;
+  unsigned int row = 0;
+  result = PLAIN(REAL(cuMemAllocPitch)(RESULT(pointer, made), RESULT(pitch, row), width, height,
+                                       element_bytes));
+  result = pitched_end(&request, result, made, row, height);
+  GIVE_RESULT(pitch, row, result);
+  GIVE_RESULT(pointer, made, result);
+  return result;
 }
 
 // Managed memory may be anywhere, and may all be on the device at once: it is charged in full.
@@ -288,8 +304,11 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
     residency_wanted(request.at.own, request.at.device, request.at.ordinal);
     request.managed = MANAGED_BY_PROGRAM;
   }
-  result = PLAIN(REAL(cuMemAllocManaged)(pointer, bytes, flags));
-  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+  CUdeviceptr made = 0;
+  result = PLAIN(REAL(cuMemAllocManaged)(RESULT(pointer, made), bytes, flags));
+  result = plain_end(&request, result, made);
+  GIVE_RESULT(pointer, made, result);
+  return result;
 }
 
 // ---- exporting ----

@@ -263,36 +263,39 @@ static void unmap_image(mapped_file file) {
 
 // ---- entry points ----
 
-#define LOAD(handle, image, call, kind)                                                 \
-  do {                                                                                  \
-    UNCANCELLED;                                                                        \
-    module_request request;                                                             \
-    CUresult result = kind##_begin(&request, image);                                    \
-    if (result == CUDA_SUCCESS) {                                                       \
-      result = WITH_PATIENCE(request.at.own, request.at.device, call);                  \
-      result = kind##_end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL); \
-    }                                                                                   \
-    return result;                                                                      \
+#define LOAD(handle, image, call, kind)                                \
+  do {                                                                 \
+    UNCANCELLED;                                                       \
+    module_request request;                                            \
+    __typeof__(*(handle)) made = NULL;                                 \
+    CUresult result = kind##_begin(&request, image);                   \
+    if (result == CUDA_SUCCESS) {                                      \
+      result = WITH_PATIENCE(request.at.own, request.at.device, call); \
+      result = kind##_end(&request, result, made);                     \
+    }                                                                  \
+    GIVE_RESULT(handle, made, result);                                 \
+    return result;                                                     \
   } while (0)
 
 CUDA_WRAPPER(cuModuleLoadData, (CUmodule * module, const void *image)) {
   if (!governed()) return REAL(cuModuleLoadData)(module, image);
-  LOAD(module, image, REAL(cuModuleLoadData)(module, image), module);
+  LOAD(module, image, REAL(cuModuleLoadData)(RESULT(module, made), image), module);
 }
 
 CUDA_WRAPPER(cuModuleLoadDataEx, (CUmodule * module, const void *image, unsigned int count,
                                   CUjit_option *options, void **values)) {
   if (!governed()) return REAL(cuModuleLoadDataEx)(module, image, count, options, values);
-  LOAD(module, image, REAL(cuModuleLoadDataEx)(module, image, count, options, values), module);
+  LOAD(module, image, REAL(cuModuleLoadDataEx)(RESULT(module, made), image, count, options, values),
+       module);
 }
 
 CUDA_WRAPPER(cuModuleLoadFatBinary, (CUmodule * module, const void *image)) {
   if (!governed()) return REAL(cuModuleLoadFatBinary)(module, image);
-  LOAD(module, image, REAL(cuModuleLoadFatBinary)(module, image), module);
+  LOAD(module, image, REAL(cuModuleLoadFatBinary)(RESULT(module, made), image), module);
 }
 
 static CUresult load_file(CUmodule *module, const char *path, const void *image) {
-  LOAD(module, image, REAL(cuModuleLoad)(module, path), module);
+  LOAD(module, image, REAL(cuModuleLoad)(RESULT(module, made), path), module);
 }
 
 CUDA_WRAPPER(cuModuleLoad, (CUmodule * module, const char *path)) {
@@ -335,8 +338,8 @@ CUDA_WRAPPER(cuLibraryLoadData, (CUlibrary * library, const void *code, CUjit_op
                                    values, count);
   }
   LOAD(library, code,
-       REAL(cuLibraryLoadData)(library, code, jit_options, jit_values, jit_count, options, values,
-                               count),
+       REAL(cuLibraryLoadData)(RESULT(library, made), code, jit_options, jit_values, jit_count,
+                               options, values, count),
        library);
 }
 
@@ -345,8 +348,8 @@ static CUresult load_library_file(CUlibrary *library, const char *path, CUjit_op
                                   CUlibraryOption *options, void **values, unsigned int count,
                                   const void *image) {
   LOAD(library, image,
-       REAL(cuLibraryLoadFromFile)(library, path, jit_options, jit_values, jit_count, options,
-                                   values, count),
+       REAL(cuLibraryLoadFromFile)(RESULT(library, made), path, jit_options, jit_values, jit_count,
+                                   options, values, count),
        library);
 }
 

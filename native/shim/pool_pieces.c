@@ -19,6 +19,7 @@
 typedef struct pool_request {
   process *own;
   pool_state *pool;
+  int device;  // of the pool; its place may become another pool's until the lock is taken
   CUstream stream;
   uint64_t bytes;
   uint64_t growth;   // what the pool may grow by
@@ -29,13 +30,13 @@ typedef struct pool_request {
 
 // Around all that changes a pool.
 static void enter(pool_request *request) {
-  device_state *state = &request->own->devices[request->pool->device];
+  device_state *state = &request->own->devices[request->device];
   request->has_turn = turn_take(&state->pool_turn);
   process_lock(&state->pool_lock);
 }
 
 static void leave(pool_request *request) {
-  device_state *state = &request->own->devices[request->pool->device];
+  device_state *state = &request->own->devices[request->device];
   process_unlock(&state->pool_lock);
   turn_give(&state->pool_turn, request->has_turn);
 }
@@ -72,10 +73,9 @@ static bool begin_in_place(const pool_request *request) {
 
 static bool begin_reserved(pool_request *request) {
   request->is_reserved = true;
-  const pool_state *pool = request->pool;
-  if (growing_begin(request->own, pool->device, &request->pool->reserve, request->growth))
+  if (growing_begin(request->own, request->device, &request->pool->reserve, request->growth))
     return true;
-  charge_release(request->own, pool->device, request->growth);
+  charge_release(request->own, request->device, request->growth);
   return false;
 }
 
@@ -91,25 +91,29 @@ static bool make_room(process *own, int device, CUstream stream, uint64_t growth
   return charge_try(own, device, growth);
 }
 
+// Is the place still of the pool that was asked for? With the lock.
+static bool is_asked(const pool_request *request, CUmemoryPool handle) {
+  return pool_is(request->pool, handle) && request->pool->device == request->device;
+}
+
 // Begins a call: reserves for the growth, or sees that there will be none, making room in the pools
 // of this process if need be: what was freed is waited for and trimmed.
 static bool begin(pool_request *request, CUmemoryPool handle) {
   process *own = request->own;
-  pool_state *pool = request->pool;
-  int device = pool->device;
+  int device = request->device;
   request->is_reserved = false;
   if (LIKELY(charge_try(own, device, request->growth))) return begin_reserved(request);
   if (begin_in_place(request)) return true;
   leave(request);
   bool fits = make_room(own, device, request->stream, request->growth);
   enter(request);
-  if (!fits && pool_is(pool, handle) && begin_in_place(request)) return true;
+  if (!fits && is_asked(request, handle) && begin_in_place(request)) return true;
   if (!fits) {
     leave(request);
     fits = charge_last_try(own, device, request->growth);
     enter(request);
   }
-  if (fits && pool_is(pool, handle)) return begin_reserved(request);
+  if (fits && is_asked(request, handle)) return begin_reserved(request);
   if (fits) charge_release(own, device, request->growth);
   return false;
 }
@@ -156,9 +160,9 @@ static CUresult take_back(pool_request *request, CUdeviceptr pointer) {
   pool_state *pool = request->pool;
   CUmemoryPool handle = pool->handle;
   let_go(pool, request->bytes);
-  pool_call(request->own, pool);
+  pool_call(request->own, request->device);
   DRIVER(REAL(cuMemFree_v2)(pointer));
-  pool_called(request->own, pool);
+  pool_called(request->own, request->device);
   if (pool_is(pool, handle)) pool_trim(request->own, pool);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -170,18 +174,18 @@ static CUresult allocate_locked(pool_request *request, CUmemoryPool handle, CUde
   uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
   request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
   request->is_short = false;
-  if (!pool_is(pool, handle) || pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_asked(request, handle) || pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
   if (pool->may_shrink != 0) pool_settle(own, pool, 0);
   if (!begin(request, handle)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t before = pool->reserve.charged;
   CUdeviceptr made = 0;
-  pool_call(own, pool);
+  pool_call(own, request->device);
   CUresult result = DRIVER(call(&made, request->bytes, handle, request->stream));
-  pool_called(own, pool);
+  pool_called(own, request->device);
   uint64_t reserved = growing_end(&pool->reserve, request->growth, !request->is_reserved);
   if (!pool_outlives(pool, handle)) {
     pool->reserve.ahead -= reserved;
-    charge_release(own, pool->device, reserved);
+    charge_release(own, request->device, reserved);
     return result;
   }
   request->is_short = result == CUDA_ERROR_OUT_OF_MEMORY;
@@ -208,11 +212,14 @@ static CUresult refuse_unknown(CUmemoryPool handle) {
 static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr *pointer,
                          allocate_call *call) {
   if (request->pool == NULL) return refuse_unknown(handle);
-  if (request->pool->device == POOL_UNCHARGED) {
-    return DRIVER(call(pointer, request->bytes, handle, request->stream));
-  }
   UNCANCELLED;
-  int device = request->pool->device;
+  int device = request->device = request->pool->device;
+  if (device == POOL_UNCHARGED) {
+    if (!pool_enter_uncharged(request->own, request->pool, handle)) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = DRIVER(call(pointer, request->bytes, handle, request->stream));
+    pool_leave_uncharged(request->own, request->pool);
+    return result;
+  }
   patience left = {0};
   CUresult result;
   do {
@@ -223,19 +230,24 @@ static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr
   return result;
 }
 
+typedef CUresult current_call(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+
 // The driver allocates from the pool that is current for the stream's device. That is looked up and
 // then named, so that what is charged is where it comes from.
 static CUresult allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstream stream,
-                                      allocate_call *call, bool *handled) {
+                                      current_call *record, allocate_call *call) {
+  if (bytes == 0 || pointer == NULL) return DRIVER(record(pointer, bytes, stream));
   target at;
-  *handled = false;
-  if (bytes == 0 || pointer == NULL) return CUDA_SUCCESS;
   CUresult refusal = target_stream(&at, stream);
-  *handled = refusal != CUDA_SUCCESS;
-  if (refusal != CUDA_SUCCESS || at.context == NULL) return refusal;
+  if (refusal != CUDA_SUCCESS) return refusal;
+  // Without a context the driver has its own error.
+  if (at.context == NULL) return DRIVER(record(pointer, bytes, stream));
+  if (capture_hold(at.own, stream)) {
+    CUresult result = DRIVER(record(pointer, bytes, stream));
+    capture_let_go(at.own);
+    return result;
+  }
   CUmemoryPool handle;
-  if (stream_is_capturing(stream)) return CUDA_SUCCESS;
-  *handled = true;
   refusal = DRIVER(USED(cuDeviceGetMemPool)(&handle, at.ordinal));
   if (refusal != CUDA_SUCCESS) return refusal;
   pool_request request = {
@@ -247,8 +259,13 @@ static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool h
                               CUstream stream, allocate_call *call) {
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (bytes == 0 || pointer == NULL || handle == NULL || stream_is_capturing(stream)) {
+  if (bytes == 0 || pointer == NULL || handle == NULL) {
     return DRIVER(call(pointer, bytes, handle, stream));
+  }
+  if (capture_hold(own, stream)) {
+    CUresult result = DRIVER(call(pointer, bytes, handle, stream));
+    capture_let_go(own);
+    return result;
   }
   pool_request request = {
       .own = own, .pool = pool_known(own, handle), .stream = stream, .bytes = bytes};
@@ -257,18 +274,14 @@ static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool h
 
 CUDA_WRAPPER(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream)) {
   if (!governed()) return REAL(cuMemAllocAsync)(pointer, bytes, stream);
-  bool handled;
-  CUresult result =
-      allocate_from_current(pointer, bytes, stream, REAL(cuMemAllocFromPoolAsync), &handled);
-  return handled ? result : DRIVER(REAL(cuMemAllocAsync)(pointer, bytes, stream));
+  return allocate_from_current(pointer, bytes, stream, REAL(cuMemAllocAsync),
+                               REAL(cuMemAllocFromPoolAsync));
 }
 
 CUDA_WRAPPER(cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream)) {
   if (!governed()) return REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
-  bool handled;
-  CUresult result = allocate_from_current(pointer, bytes, per_thread(stream),
-                                          REAL(cuMemAllocFromPoolAsync_ptsz), &handled);
-  return handled ? result : DRIVER(REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream));
+  return allocate_from_current(pointer, bytes, per_thread(stream), REAL(cuMemAllocAsync_ptsz),
+                               REAL(cuMemAllocFromPoolAsync_ptsz));
 }
 
 CUDA_WRAPPER(cuMemAllocFromPoolAsync,
@@ -302,10 +315,13 @@ static void piece_gone(process *own, const record *gone, uint64_t stream) {
 
 void pools_lost(process *own, const record *lost) {
   pool_state *pool = &own->pools[lost->owner - 1];
-  process_lock(&own->devices[pool->device].pool_lock);
-  let_go(pool, lost->bytes);
-  piece_gone(own, lost, 0);
-  process_unlock(&own->devices[pool->device].pool_lock);
+  pthread_mutex_t *lock = &own->devices[lost->device].pool_lock;
+  process_lock(lock);
+  if (pool->device == lost->device) {
+    let_go(pool, lost->bytes);
+    piece_gone(own, lost, 0);
+  }
+  process_unlock(lock);
 }
 
 typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
@@ -324,7 +340,9 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
   if (result != CUDA_SUCCESS) return result;
   process_lock(lock);
   if (records_take_same(&own->records, known)) let_go(pool, known->bytes);
-  if (pool_is(pool, handle)) piece_gone(own, known, call == free_now ? 0 : stream_identity(stream));
+  if (pool_is(pool, handle) && pool->device == known->device) {
+    piece_gone(own, known, call == free_now ? 0 : stream_identity(stream));
+  }
   process_unlock(lock);
   return result;
 }

@@ -159,7 +159,8 @@ void pools_each(process *own, int device, void (*visit)(process *, pool_state *)
   process_lock(&own->devices[device].pool_lock);
   for (uint32_t i = 0; i < count; i++) {
     pool_state *pool = &own->pools[i];
-    if (is_taken(pool) && pool->handle != NULL && pool->device == device) visit(own, pool);
+    bool is_there = is_taken(pool) && pool->handle != NULL && pool->is_destroyed == 0;
+    if (is_there && pool->device == device) visit(own, pool);
   }
   process_unlock(&own->devices[device].pool_lock);
 }
@@ -204,22 +205,23 @@ void pools_waited(process *own, uint64_t stream) {
   uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);
   for (uint32_t i = 0; i < count && stream != NO_STREAM && stream != EVERY_STREAM; i++) {
     pool_state *pool = &own->pools[i];
-    if (pool->device == POOL_UNCHARGED) continue;
-    process_lock(&own->devices[pool->device].pool_lock);
+    int device = pool->device;
+    if (device == POOL_UNCHARGED) continue;
+    process_lock(&own->devices[device].pool_lock);
     if (pool->freed_in == stream && pool->freed_in_many == 0) pool->freed_in = 0;
-    process_unlock(&own->devices[pool->device].pool_lock);
+    process_unlock(&own->devices[device].pool_lock);
   }
 }
 
 // ---- calls of the driver ----
 
-void pool_call(process *own, const pool_state *pool) {
+void pool_call(process *own, int device) {
   uncancelled_begin();
-  process_unlock(&own->devices[pool->device].pool_lock);
+  process_unlock(&own->devices[device].pool_lock);
 }
 
-void pool_called(process *own, const pool_state *pool) {
-  process_lock(&own->devices[pool->device].pool_lock);
+void pool_called(process *own, int device) {
+  process_lock(&own->devices[device].pool_lock);
   uncancelled_end();
 }
 
@@ -241,10 +243,11 @@ bool pool_outlives(pool_state *pool, CUmemoryPool handle) {
 // False: meanwhile the pool has gone.
 static bool trim(process *own, pool_state *pool) {
   CUmemoryPool handle = pool->handle;
-  if (!growing_begin(own, pool->device, &pool->reserve, 0)) return true;
-  pool_call(own, pool);
+  int device = pool->device;
+  if (!growing_begin(own, device, &pool->reserve, 0)) return true;
+  pool_call(own, device);
   DRIVER(REAL(cuMemPoolTrimTo)(handle, 0));
-  pool_called(own, pool);
+  pool_called(own, device);
   growing_end(&pool->reserve, 0, false);
   return pool_outlives(pool, handle);
 }
@@ -286,18 +289,26 @@ static void pool_bury(process *own, pool_state *pool) {
 // empty.
 void pool_end(process *own, pool_state *pool) {
   CUmemoryPool handle = pool->handle;
-  if (!trim(own, pool)) return;
+  if (pool->is_destroyed != 0 || !trim(own, pool) || pool->is_destroyed != 0) return;
   bool is_known = pool_settle(own, pool, 0);
   if (is_known && (pool->reserve.charged != 0 || pool->reserve.calls != 0)) {
     pool->may_shrink = 1;
     __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
     return;
   }
-  pool_bury(own, pool);
-  if (!is_known) return;
-  pool_call(own, pool);
+  if (!is_known) {
+    pool_bury(own, pool);
+    return;
+  }
+  // Until the driver has destroyed it, the pool is known to have ended: nothing is allocated of it.
+  int device = pool->device;
+  pool->is_destroyed = 1;
+  pool->reserve.calls++;
+  pool_call(own, device);
   DRIVER(REAL(cuMemPoolDestroy)(handle));
-  pool_called(own, pool);
+  pool_called(own, device);
+  pool->reserve.calls--;
+  if (pool_outlives(pool, handle)) pool_bury(own, pool);
 }
 
 static void reset_pool(process *own, pool_state *pool) {
@@ -315,16 +326,25 @@ void pools_reset(process *own, int device) {
 
 // ---- pools themselves ----
 
+// The handle is another pool's. A place that calls are using is freed by the last of them.
+static void forget_uncharged(process *own, pool_state *gone, CUmemoryPool handle) {
+  pthread_mutex_lock(&own->pool_table_lock);
+  if (is_taken(gone) && pool_is(gone, handle)) free_place(gone);
+  pthread_mutex_unlock(&own->pool_table_lock);
+}
+
 // The driver gives a new pool the handle of one that went with its context, of whatever place.
 static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
   pool_state *gone = pool_find(own, handle);
-  if (gone != NULL && gone->device == POOL_UNCHARGED) {
-    __atomic_store_n(&gone->taken, 0, __ATOMIC_RELEASE);
+  int device_of_gone = gone == NULL ? POOL_UNCHARGED : gone->device;
+  if (gone != NULL && device_of_gone == POOL_UNCHARGED) {
+    forget_uncharged(own, gone, handle);
   } else if (gone != NULL) {
-    pthread_mutex_t *lock = &own->devices[gone->device].pool_lock;
+    pthread_mutex_t *lock = &own->devices[device_of_gone].pool_lock;
     process_lock(lock);
     // Its place may have been freed meanwhile, and taken by another pool.
-    if (is_taken(gone) && gone->handle == handle) pool_bury(own, gone);
+    bool is_there = is_taken(gone) && pool_is(gone, handle) && gone->device == device_of_gone;
+    if (is_there) pool_bury(own, gone);
     process_unlock(lock);
   }
   pool_state *added = add_pool(own, handle, device);
@@ -338,15 +358,22 @@ CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *proper
   if (!governed()) return REAL(cuMemPoolCreate)(pool, properties);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (properties == NULL) return DRIVER(REAL(cuMemPoolCreate)(pool, properties));
   UNCANCELLED;
-  CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
+  // Another thread may write them meanwhile.
+  const CUmemPoolProps read = *properties;
+  CUmemoryPool made = NULL;
+  CUresult result = DRIVER(REAL(cuMemPoolCreate)(RESULT(pool, made), &read));
   if (result != CUDA_SUCCESS) return result;
-  int device = pool_device(own, &properties->location, properties->allocType);
-  pool_state *added = device < POOL_UNCHARGED ? NULL : add_new_pool(own, *pool, device);
-  if (added != NULL) added->made_as = *properties;
-  if (added != NULL || device < POOL_UNCHARGED) return result;
-  DRIVER(REAL(cuMemPoolDestroy)(*pool));
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  int device = pool_device(own, &read.location, read.allocType);
+  pool_state *added = device < POOL_UNCHARGED ? NULL : add_new_pool(own, made, device);
+  if (added != NULL) added->made_as = read;
+  if (added == NULL && device >= POOL_UNCHARGED) {
+    DRIVER(REAL(cuMemPoolDestroy)(made));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *pool = made;
+  return result;
 }
 
 // Its memory is charged to the process that made it, and nothing can be allocated from it here.
@@ -354,11 +381,16 @@ CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
              (CUmemoryPool * pool, void *handle, CUmemAllocationHandleType type,
               unsigned long long flags)) {
   UNCANCELLED;
-  CUresult result = DRIVER(REAL(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags));
+  CUmemoryPool made = NULL;
+  CUresult result =
+      DRIVER(REAL(cuMemPoolImportFromShareableHandle)(RESULT(pool, made), handle, type, flags));
   process *own = result == CUDA_SUCCESS && governed() ? process_state() : NULL;
-  if (own == NULL || add_new_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
-  DRIVER(REAL(cuMemPoolDestroy)(*pool));
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  if (own != NULL && add_new_pool(own, made, POOL_UNCHARGED) == NULL) {
+    DRIVER(REAL(cuMemPoolDestroy)(made));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  GIVE_RESULT(pool, made, result);
+  return result;
 }
 
 // As the driver does with a pool that is destroyed.
@@ -382,10 +414,11 @@ static CUresult destroy_charged(process *own, pool_state *pool, CUmemoryPool giv
   if (!pool_is(pool, given) || pool->is_ending != 0) return CUDA_ERROR_INVALID_VALUE;
   bool is_made = pool->made_as.allocType != CU_MEM_ALLOCATION_TYPE_INVALID;
   if (!is_made) {
+    int device = pool->device;
     CUmemoryPool handle = pool->handle;
-    pool_call(own, pool);
+    pool_call(own, device);
     CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
-    pool_called(own, pool);
+    pool_called(own, device);
     if (result == CUDA_SUCCESS && pool_is(pool, handle)) pool_bury(own, pool);
     return result;
   }
@@ -395,30 +428,84 @@ static CUresult destroy_charged(process *own, pool_state *pool, CUmemoryPool giv
   return CUDA_SUCCESS;
 }
 
+// ---- pools that are not charged; their places are under the table's lock ----
+//
+// A pool is destroyed once no allocation is under way in it: the next pool of its handle may have a
+// device's memory.
+
+static bool is_uncharged(const pool_state *pool, CUmemoryPool handle) {
+  return is_taken(pool) && pool_is(pool, handle) && pool->device == POOL_UNCHARGED &&
+         pool->is_ending == 0;
+}
+
+bool pool_enter_uncharged(process *own, pool_state *pool, CUmemoryPool handle) {
+  process_lock(&own->pool_table_lock);
+  bool is_there = is_uncharged(pool, handle);
+  if (is_there) pool->reserve.calls++;
+  process_unlock(&own->pool_table_lock);
+  return is_there;
+}
+
+// The last to use a pool that has ended destroys it. The place stays taken meanwhile.
+static CUresult leave_uncharged(process *own, pool_state *pool) {
+  process_lock(&own->pool_table_lock);
+  CUmemoryPool handle = pool->handle;
+  bool is_last = pool->reserve.calls == 1 && pool->is_ending != 0 && handle != NULL;
+  if (!is_last && --pool->reserve.calls == 0 && handle == NULL) free_place(pool);
+  process_unlock(&own->pool_table_lock);
+  if (!is_last) return CUDA_SUCCESS;
+  CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
+  process_lock(&own->pool_table_lock);
+  pool->reserve.calls--;
+  if (result == CUDA_SUCCESS) {
+    free_place(pool);
+  } else {
+    pool->is_ending = 0;
+  }
+  process_unlock(&own->pool_table_lock);
+  return result;
+}
+
+void pool_leave_uncharged(process *own, pool_state *pool) {
+  leave_uncharged(own, pool);
+}
+
+static CUresult destroy_uncharged(process *own, pool_state *pool, CUmemoryPool handle) {
+  process_lock(&own->pool_table_lock);
+  bool is_there = is_uncharged(pool, handle);
+  if (is_there) {
+    pool->reserve.calls++;
+    pool->is_ending = 1;
+  }
+  process_unlock(&own->pool_table_lock);
+  if (!is_there) return CUDA_ERROR_INVALID_VALUE;
+  if (pool->made_as.allocType != CU_MEM_ALLOCATION_TYPE_INVALID) leave_current(pool);
+  return leave_uncharged(own, pool);
+}
+
 CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   if (!governed()) return REAL(cuMemPoolDestroy)(handle);
   UNCANCELLED;
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL) return DRIVER(REAL(cuMemPoolDestroy)(handle));
-  if (pool->device == POOL_UNCHARGED) {
-    CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
-    if (result == CUDA_SUCCESS) __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
-    return result;
-  }
-  process_lock(&own->devices[pool->device].pool_lock);
-  CUresult result = destroy_charged(own, pool, handle);
-  process_unlock(&own->devices[pool->device].pool_lock);
+  int device = pool->device;
+  if (device == POOL_UNCHARGED) return destroy_uncharged(own, pool, handle);
+  process_lock(&own->devices[device].pool_lock);
+  CUresult result = CUDA_ERROR_INVALID_VALUE;
+  if (pool->device == device) result = destroy_charged(own, pool, handle);
+  process_unlock(&own->devices[device].pool_lock);
   return result;
 }
 
 static CUresult changed(CUmemoryPool handle, CUresult result) {
   process *own = governed() ? process_state() : NULL;
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
-  if (pool == NULL || pool->device == POOL_UNCHARGED) return result;
-  process_lock(&own->devices[pool->device].pool_lock);
-  if (pool_is(pool, handle)) settle_charged(own, pool);
-  process_unlock(&own->devices[pool->device].pool_lock);
+  int device = pool == NULL ? POOL_UNCHARGED : pool->device;
+  if (device == POOL_UNCHARGED) return result;
+  process_lock(&own->devices[device].pool_lock);
+  if (pool_is(pool, handle) && pool->device == device) settle_charged(own, pool);
+  process_unlock(&own->devices[device].pool_lock);
   return result;
 }
 

@@ -29,12 +29,16 @@ pool_state *pool_find(process *own, CUmemoryPool handle);
 // hands out is not understood, or it is of a device outside the share.
 pool_state *pool_known(process *own, CUmemoryPool handle);
 uint64_t pool_id(const process *own, const pool_state *pool);
+// Around an allocation from an uncharged pool: its handle does not become another pool's meanwhile.
+// False: the place is not that pool's any more.
+bool pool_enter_uncharged(process *own, pool_state *pool, CUmemoryPool handle);
+void pool_leave_uncharged(process *own, pool_state *pool);
 
 // The rest is called with the pool's device's pool_lock held, which is let go of around each call
 // of the driver that may wait.
 CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64_t *bytes);
-void pool_call(process *own, const pool_state *pool);
-void pool_called(process *own, const pool_state *pool);
+void pool_call(process *own, int device);
+void pool_called(process *own, int device);
 // Is it still that pool? Another thread may have seen it go meanwhile.
 bool pool_is(const pool_state *pool, CUmemoryPool handle);
 // The same once a call that was counted (growing_end) has ended.

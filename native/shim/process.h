@@ -73,6 +73,7 @@ typedef struct pool_state {
   int16_t device;          // that is charged; POOL_UNCHARGED: none
   uint8_t taken;           // the place is in use
   uint8_t is_ending;       // the program has destroyed it, but it reserves memory yet
+  uint8_t is_destroyed;    // or the driver is destroying it: it is not asked about it any more
   uint8_t may_shrink;      // it reserves more than it uses
   uint64_t held;           // bytes that are not freed
   growing reserve;         // `charged` is at least `held`
@@ -119,7 +120,8 @@ typedef struct process {
   uint32_t pools_may_shrink;
   pthread_mutex_t graph_lock;
   call_turn graph_turn;
-  uint32_t allocating_graphs;  // executable graphs with memory nodes
+  pthread_mutex_t capture_lock;  // no capture of a stream ends
+  uint32_t allocating_graphs;    // executable graphs with memory nodes
   pool_state pools[MAX_POOLS];
 
   pthread_mutex_t compute_lock;

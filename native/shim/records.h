@@ -37,7 +37,7 @@ typedef enum record_kind {
 
 typedef struct record {
   uint64_t key;
-  uint64_t bytes;
+  uint64_t bytes;  // of a binding: its place in the object (bindings.c)
   uint64_t owner;  // the context it dies with, the pool or allocation it belongs to; 0: none
   uint32_t count;  // of a block: small allocations in it; of a handle: references; of plain memory:
                    // how it moves (residency.h); of a small or pooled piece: its number

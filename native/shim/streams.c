@@ -12,16 +12,17 @@ uint64_t stream_identity(CUstream stream) {
                                                            : (void *)stream);
 }
 
-static bool device_of_context(process *own, CUcontext context, CUdevice *ordinal) {
+static CUresult device_of_context(process *own, CUcontext context, CUdevice *ordinal) {
   record known;
   if (records_find(&own->records, SPACE_CONTEXT, (uint64_t)(uintptr_t)context, &known)) {
     *ordinal = (CUdevice)known.count;
-    return true;
+    return CUDA_SUCCESS;
   }
-  if (DRIVER(USED(cuCtxPushCurrent_v2)(context)) != CUDA_SUCCESS) return false;
-  bool told = DRIVER(USED(cuCtxGetDevice)(ordinal)) == CUDA_SUCCESS;
+  CUresult result = DRIVER(USED(cuCtxPushCurrent_v2)(context));
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(USED(cuCtxGetDevice)(ordinal));
   DRIVER(USED(cuCtxPopCurrent_v2)(&context));
-  return told;
+  return result;
 }
 
 CUresult target_stream(target *found, CUstream stream) {
@@ -30,11 +31,14 @@ CUresult target_stream(target *found, CUstream stream) {
   }
   *found = (target){.device = -1};
   CUcontext context = NULL;
-  if (DRIVER(USED(cuStreamGetCtx)(stream, &context)) != CUDA_SUCCESS) return CUDA_SUCCESS;
+  // A stream that is not there may be there when the driver is called.
+  CUresult result = DRIVER(USED(cuStreamGetCtx)(stream, &context));
+  if (result != CUDA_SUCCESS) return result;
   found->own = process_attach();
   if (found->own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   CUdevice ordinal;
-  if (!device_of_context(found->own, context, &ordinal)) return CUDA_SUCCESS;
+  result = device_of_context(found->own, context, &ordinal);
+  if (result != CUDA_SUCCESS) return result;
   found->context = context;
   return target_device(found, ordinal);
 }
@@ -43,6 +47,18 @@ bool stream_is_capturing(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) == CUDA_SUCCESS &&
          status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool capture_hold(process *own, CUstream stream) {
+  if (LIKELY(!stream_is_capturing(stream))) return false;
+  process_lock(&own->capture_lock);
+  if (stream_is_capturing(stream)) return true;
+  process_unlock(&own->capture_lock);
+  return false;
+}
+
+void capture_let_go(process *own) {
+  process_unlock(&own->capture_lock);
 }
 
 bool context_is_capturing(void) {

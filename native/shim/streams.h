@@ -22,6 +22,10 @@ CUresult target_stream(target *found, CUstream stream);
 
 // Recorded work allocates nothing yet.
 bool stream_is_capturing(CUstream stream);
+// The same. If so, no recording ends until it is let go: what the driver does meanwhile is
+// recorded.
+bool capture_hold(process *own, CUstream stream);
+void capture_let_go(process *own);
 // Would waiting for the current context spoil a recording?
 bool context_is_capturing(void);
 

@@ -53,8 +53,12 @@ static void exported(process *own, uint64_t id) {
 #define NO_DEVICE (-1)      /* the host's, or what the driver refuses */
 #define UNKNOWN_DEVICE (-2) /* of a place that came after this shim, or that has no number */
 
+static bool is_understood(CUmemAllocationType type) {
+  // Without a type the driver has its own error.
+  return type == CU_MEM_ALLOCATION_TYPE_PINNED || type == CU_MEM_ALLOCATION_TYPE_INVALID;
+}
+
 static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
-  if (properties == NULL) return NO_DEVICE;
   CUdevice ordinal = NO_DEVICE;
   switch (properties->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
@@ -67,7 +71,7 @@ static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return NO_DEVICE;
+      return is_understood(properties->type) ? NO_DEVICE : UNKNOWN_DEVICE;
     default:
       return UNKNOWN_DEVICE;
   }
@@ -92,15 +96,16 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
   process *own = at->own;
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
   reservation needed = {.own = own, .device = at->device};
+  CUmemGenericAllocationHandle made = 0;
   CUresult result;
   do {
     process_lock(&own->virtual_lock);
     result = CUDA_ERROR_OUT_OF_MEMORY;
     if (reservation_try(&needed, bytes)) {
       result =
-          reservation_called(&needed, DRIVER(REAL(cuMemCreate)(handle, size, properties, flags)));
+          reservation_called(&needed, DRIVER(REAL(cuMemCreate)(&made, size, properties, flags)));
     }
-    if (result == CUDA_SUCCESS && !name_created(own, *handle, bytes, at->device)) {
+    if (result == CUDA_SUCCESS && !name_created(own, made, bytes, at->device)) {
       result = CUDA_ERROR_OUT_OF_MEMORY;
     } else if (result == CUDA_SUCCESS) {
       reservation_keep(&needed);
@@ -108,19 +113,23 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
     process_unlock(&own->virtual_lock);
   } while (reservation_goes_on(&needed));
   reservation_end(&needed);
+  GIVE_RESULT(handle, made, result);
   return result;
 }
 
 CUDA_WRAPPER(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t size,
                            const CUmemAllocationProp *properties, unsigned long long flags)) {
-  CUdevice ordinal = ordinal_of(properties);
-  if (ordinal == NO_DEVICE || size == 0 || handle == NULL || !governed()) {
+  if (properties == NULL || size == 0 || handle == NULL || !governed()) {
     return REAL(cuMemCreate)(handle, size, properties, flags);
   }
+  // Another thread may write them meanwhile.
+  const CUmemAllocationProp read = *properties;
+  CUdevice ordinal = ordinal_of(&read);
+  if (ordinal == NO_DEVICE) return REAL(cuMemCreate)(handle, size, &read, flags);
   if (ordinal == UNKNOWN_DEVICE) return CUDA_ERROR_OUT_OF_MEMORY;
   target at;
   CUresult refusal = target_device(&at, ordinal);
-  return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, properties, flags);
+  return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, &read, flags);
 }
 
 static bool drop_reference(record *name, bool exists, void *context) {
@@ -181,14 +190,16 @@ CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle
   process *own = governed() ? process_state() : NULL;
   if (own == NULL) return REAL(cuMemRetainAllocationHandle)(handle, address);
   record mapping;
+  CUmemGenericAllocationHandle retained = 0;
   process_lock(&own->virtual_lock);
-  CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(handle, address));
+  CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(RESULT(handle, retained), address));
   if (result == CUDA_SUCCESS && virtual_mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
     // Without memory for the record the allocation stays charged: too much rather than too little.
-    records_change(&own->records, SPACE_HANDLE, *handle, add_reference, &mapping.owner);
+    records_change(&own->records, SPACE_HANDLE, retained, add_reference, &mapping.owner);
     virtual_hold(own, mapping.owner);
   }
   process_unlock(&own->virtual_lock);
+  GIVE_RESULT(handle, retained, result);
   return result;
 }
 

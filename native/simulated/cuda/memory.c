@@ -136,7 +136,9 @@ static CUresult allocate(CUdeviceptr *address, size_t size, enum range_kind kind
   TRY(capture_forbids(current));
   if (address == NULL || size == 0) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  CUresult result = memory_new(current, size, kind, address);
+  // Another thread may have destroyed it meanwhile.
+  CUresult result = context_current(&current);
+  if (result == CUDA_SUCCESS) result = memory_new(current, size, kind, address);
   if (result == CUDA_SUCCESS) range_find(*address)->flags = flags;
   UNLOCK();
   return result;

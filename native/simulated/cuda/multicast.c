@@ -7,7 +7,7 @@
 
 typedef struct binding {
   physical *memory;
-  uint64_t offset;
+  uint64_t offset, size;
   struct binding *next;
 } binding;
 
@@ -62,7 +62,7 @@ static CUresult bind_locked(multicast *team, uint64_t offset, physical *memory, 
   }
   binding *made = malloc(sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = (binding){memory, offset, team->bindings};
+  *made = (binding){memory, offset, size, team->bindings};
   team->bindings = made;
   memory->references++;
   memory->mappings++;
@@ -109,7 +109,9 @@ CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice de
 
 static void unbind_locked(multicast *team, int gpu, uint64_t offset, uint64_t size) {
   for (binding **place = &team->bindings, *gone; (gone = *place) != NULL;) {
-    if ((gpu >= 0 && gone->memory->gpu != gpu) || gone->offset - offset >= size) {
+    // Of what is unbound in part, the memory stays.
+    bool is_within = gone->offset >= offset && gone->size <= size - (gone->offset - offset);
+    if ((gpu >= 0 && gone->memory->gpu != gpu) || gone->offset - offset >= size || !is_within) {
       place = &gone->next;
       continue;
     }

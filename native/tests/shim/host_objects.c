@@ -144,6 +144,9 @@ static void bound_memory_stays_charged(void) {
   OK(cuMemRelease(by_address));
   EXPECT_EQUAL(charged(0), CONTEXT + 32 * MIB);
   AGREE();
+  OK(cuMulticastUnbind(team, 0, 16 * MIB, 2 * MIB));  // the rest of it holds the memory
+  EXPECT_EQUAL(charged(0), CONTEXT + 32 * MIB);
+  AGREE();
   OK(cuMulticastUnbind(team, 0, 16 * MIB, 16 * MIB));
   EXPECT_EQUAL(charged(0), CONTEXT + 16 * MIB);
   AGREE();
