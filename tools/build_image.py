@@ -3,7 +3,7 @@
 
 It needs Python's build environment (`make image` makes it), apt and dpkg-deb; no Docker engine, no
 root. In `build/image` it leaves an OCI layout, its archive, and an SBOM of each architecture. The
-same commit gives the same digest.
+same commit gives the same digest where zlib is the same.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ def _commit(version: str) -> tuple[int, dict[str, str]]:
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.url": "https://allotment.dev",
         "org.opencontainers.image.documentation": "https://allotment.dev/docs",
-        "org.opencontainers.image.base.name": f"debian:{debian.SUITE} (packages)",
     }
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if (ROOT / ".git").exists():

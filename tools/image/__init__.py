@@ -3,7 +3,8 @@
 
 It has three layers: Debian's Python with the libraries that it loads (`debian.py`), the pinned
 requirements (`wheels.py`), and Allotment's wheel. `layers.py` and `layout.py` know of files and of
-the OCI image specification only. The same commit gives the same bytes.
+the OCI image specification only. The same commit gives the same
+files, and with the same zlib the same layers.
 """
 
 from __future__ import annotations

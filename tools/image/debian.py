@@ -88,7 +88,8 @@ def load(pins: Sequence[Package], cache: Path, *, mirror: str | None = None) -> 
         digests = {_digest(path): path for path in debs.glob("*.deb")}
         return {pin: digests[pin.sha256] for pin in pins if pin.sha256 in digests}
 
-    missing = [pin for pin in pins if pin not in find()]
+    there = find()
+    missing = [pin for pin in pins if pin not in there]
     if missing:
         wanted = [f"{pin.name}:{pin.architecture}={pin.version}" for pin in missing]
         _download(wanted, cache / "apt", debs, mirror=mirror)

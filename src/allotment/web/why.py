@@ -6,6 +6,7 @@ read. Nothing is written, and nothing is reserved.
 """
 
 import asyncio
+import threading
 from typing import Any, Final
 
 import msgspec
@@ -106,11 +107,17 @@ class Questions:
         self._api = api
         self._live = live
         self._clusters = Clusters(live)
+        self._lock = threading.Lock()
+        """Held by a thread that answers: it goes on if nobody waits for it any more."""
+
+    def _answer(self, evidence: Evidence) -> PodAnswer:
+        with self._lock:
+            return _answer(evidence, self._clusters)
 
     async def why(self, namespace: str, name: str) -> PodAnswer:
         """Explain a pod. Raises `KubeError`; `ObjectMissingError` for an unknown one."""
         evidence = await read_evidence(self._api, namespace, name, cluster=self._live)
-        answer = await asyncio.to_thread(_answer, evidence, self._clusters)
+        answer = await asyncio.to_thread(self._answer, evidence)
         return replace(answer, start=await read_start(self._api, evidence.item))
 
     async def what_if(self, asked: AskedFor) -> PodAnswer:
@@ -118,9 +125,7 @@ class Questions:
         path = f"/api/v1/namespaces/{asked.namespace}/resourcequotas"
         page = _quotas.decode(await self._api.get(path, asked="list resourcequotas"))
         quotas = tuple(quota_of(quota) for quota in page.items or ())
-        return await asyncio.to_thread(
-            lambda: _answer(_made_up(asked, self._live, quotas), self._clusters)
-        )
+        return await asyncio.to_thread(lambda: self._answer(_made_up(asked, self._live, quotas)))
 
 
 def _made_up(asked: AskedFor, live: LiveCluster, quotas: tuple[NamespaceQuota, ...]) -> Evidence:
@@ -184,11 +189,12 @@ def _with_leavers(
         pod=evidence.item,
         node_name_to_meta_victims={name: wire.MetaVictims(pods=[]) for name in lower},
     )
-    victims = _victims.decode(asyncio.run(chooser.preempt(wire.encode(asked))))
-    # It reserves what it found.
-    cluster.keep_no_more(need.uid)
-    if kept is not None:
-        cluster.keep(need, kept)
+    try:
+        victims = _victims.decode(asyncio.run(chooser.preempt(wire.encode(asked))))
+    finally:  # it reserves what it found
+        cluster.keep_no_more(need.uid)
+        if kept is not None:
+            cluster.keep(need, kept)
     for node, chosen in victims.node_name_to_meta_victims.items():
         leavers = [pods[PodUid(each.uid)] for each in chosen.pods or ()]
         return msgspec.structs.replace(

@@ -17,9 +17,11 @@ from fleet_twin import OneBill
 
 from allotment.cost.splitting import OUTSIDE
 from allotment.metrics.use import GpuUse, ShareUse, Use
+from allotment.model.errors import UsageError
 from allotment.scheduler.cluster_use import NodeUse
 from allotment.scheduler.explain import explained
 from allotment.scheduler.explain_evidence import read_evidence
+from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.holdings import cluster_holdings
 from allotment.web.archive import Costs
 from allotment.web.cluster import ClusterSource, fleet_of
@@ -172,6 +174,29 @@ def test_questions_about_one_reading_do_not_change_one_another_s_answers() -> No
                 questions = Questions(api, source.live)
                 for number in order:
                     assert await asked[number](questions) == alone[number], order
+
+    asyncio.run(run())
+
+
+def test_a_question_that_fails_leaves_no_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Preemption.preempt
+
+    async def fail(self: Preemption, body: bytes) -> bytes:
+        await preempt(self, body)
+        raise UsageError("afterwards")
+
+    async def run() -> None:
+        async with api_of(ServerTwin()) as api:
+            source = ClusterSource(api)
+            await source.read()
+            alone = await Questions(api, source.live).why("ml", "it")
+            questions = Questions(api, source.live)
+            asked = AskedFor(gpus=2, memory="40Gi", priority=100)
+            with monkeypatch.context() as patch:
+                patch.setattr(Preemption, "preempt", fail)
+                with pytest.raises(UsageError, match="afterwards"):
+                    await questions.what_if(asked)
+            assert await questions.why("ml", "it") == alone
 
     asyncio.run(run())
 

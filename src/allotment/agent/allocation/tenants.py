@@ -26,6 +26,7 @@ from allotment.agent.allocation.claims import (
 )
 from allotment.agent.allocation.orders import (
     again,
+    is_room_coming,
     nearest_first,
     order_for,
     request_of_share,
@@ -320,45 +321,43 @@ class Tenants:
     async def _place(self, order: ShareOrder, *, is_patient: bool = True) -> Share:
         """Make a share in the first mode that has room.
 
-        Tries again only if another share ended. Raises the last `DoesNotFitError`.
+        Tries again only if another share ended, at most once for each wait. Raises the last
+        `DoesNotFitError`.
         """
         attempts = ModeAttempts(order)
-        waits_s = iter(self._patience.room if is_patient else self._patience.room[:1])
-        departures_s = iter(self._patience.departure if is_patient else ())
+        room_s = iter(self._patience.room if is_patient else self._patience.room[:1])
+        departure_s = iter(self._patience.departure if is_patient else ())
+        before: set[ShareId] | None = None
         while True:
-            before = set(self._shares)
-            for in_mode in attempts.orders:
-                for variant in nearest_first(in_mode, self.shares):
-                    try:
-                        return await self._prepare(variant)
-                    except DoesNotFitError as error:
-                        attempts.add(variant, error)
-            while before <= set(self._shares):
-                wait_s = next(waits_s, None)
-                if wait_s is None and await self._is_room_coming(order):
-                    wait_s = next(departures_s, None)
-                if wait_s is None:
-                    raise attempts.refusal()
+            if before is None or not before <= set(self._shares):
+                before = set(self._shares)
+                share = await self._attempt(attempts)
+                if share is not None:
+                    return share
+            wait_s = next(room_s, None)
+            if wait_s is None and await self._is_room_coming(order):
+                wait_s = next(departure_s, None)
+            if wait_s is None:
+                raise attempts.refusal()
+            if before <= set(self._shares):
                 await asyncio.sleep(wait_s)
                 for due in self._findings(None).due:
                     await self._end_due(due)
 
-    async def _is_room_coming(self, order: ShareOrder) -> bool:
-        """Return whether the kubelet counts a pod no longer whose share is on the order's devices.
+    async def _attempt(self, attempts: ModeAttempts) -> Share | None:
+        for in_mode in attempts.orders:
+            for variant in nearest_first(in_mode, self.shares):
+                try:
+                    return await self._prepare(variant)
+                except DoesNotFitError as error:
+                    attempts.add(variant, error)
+        return None
 
-        It gave that pod's ids to the next one before it reported the end.
-        """
-        try:
-            counted = {each.pod for each in await self._in_thread(self._checkpoint.entries)}
-        except StateError:
-            return False
-        return any(
-            share.owner is not None
-            and not share.owner.is_claim
-            and share.owner.uid not in counted
-            and (not order.devices or any(each.uuid in order.devices for each in share.devices))
-            for share in self.shares
-        )
+    async def _is_room_coming(self, order: ShareOrder) -> bool:
+        with suppress(StateError):
+            entries = await self._in_thread(self._checkpoint.entries)
+            return is_room_coming(order, self.shares, entries)
+        return False
 
     async def _prepare(self, order: ShareOrder) -> Share:
         """Let the store make the share. Waiting for a driver takes no thread from other shares."""

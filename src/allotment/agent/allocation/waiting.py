@@ -21,8 +21,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """Before each further attempt to find room: the scheduler may bind a pod to devices whose
     former pod is gone for the API server, but not yet for this node."""
     departure: tuple[float, ...] = (1.0,) * 10
-    """After those, while the kubelet counts a pod no longer whose share is not ended: it gives a
-    pod's devices to the next one before it reports the end of its containers."""
+    """After those, while a share is there whose pod the kubelet's checkpoint no longer lists: the
+    kubelet gives a pod's devices to the next one before it reports the end of its containers."""
     look: float = 30.0
     """Between comparisons without news."""
     pause: float = 0.1
