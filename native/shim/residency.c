@@ -361,11 +361,12 @@ static void bring(mover *made, residency_state *state) {
 uint64_t residency_gained(process *own, int device, residency_tick *tick, void *context) {
   if (!residency_active(own, device)) return 0;
   residency_state *state = &own->devices[device].residency;
+  // Also where nothing can be moved now: pages come as they are touched.
+  say(own, device, EVICTED, false);
   mover made;
   if (!mover_begin(&made, own, device)) return 0;
   made.tick = tick;
   made.tick_context = context;
-  say(own, device, EVICTED, false);
   bring(&made, state);
   mover_end(&made);
   __atomic_store_n(&state->move_ns, made.took_ns, __ATOMIC_RELAXED);

@@ -27,6 +27,7 @@ ROUNDS = 5
 TURNS = {
     "sets_take_turns",
     "a_suspended_set_is_on_the_host",
+    "a_set_is_used_while_contexts_are_made",
     "suspended_while_a_context_waits_for_memory",
 }
 

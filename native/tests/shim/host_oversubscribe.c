@@ -387,6 +387,38 @@ static void a_suspended_set_is_on_the_host(void) {
   EXPECT_EQUAL(movable(), 0);
 }
 
+static uint32_t rounds_are_done;
+
+static void *create_contexts(void *unused) {
+  while (__atomic_load_n(&rounds_are_done, __ATOMIC_SEQ_CST) == 0) {
+    CUcontext context;
+    if (cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS) OK(cuCtxDestroy_v2(context));
+  }
+  return NULL;
+}
+
+// Nothing is moved while another thread makes a context, and the launch goes on all the same. Its
+// set is not on the host any more: the next suspension would leave it where it is.
+static void a_set_is_used_while_contexts_are_made(void) {
+  uint64_t *terms = terms_of_the_share();
+  start_on(0);
+  CUfunction kernel = spin_kernel();
+  CUdeviceptr pointer;
+  OK(cuMemAlloc_v2(&pointer, 100 * MIB));
+  pthread_t creators[2];
+  for (int i = 0; i < 2; i++) OK(pthread_create(&creators[i], NULL, create_contexts, NULL));
+  for (int round = 0; round < 20; round++) {
+    __atomic_or_fetch(terms, ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+    wait_for_movable(HAS_SET | EVICTED);
+    __atomic_and_fetch(terms, ~ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+    spin(kernel, 1000);
+    EXPECT_EQUAL(movable(), HAS_SET);
+  }
+  __atomic_store_n(&rounds_are_done, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < 2; i++) OK(pthread_join(creators[i], NULL));
+  OK(cuMemFree_v2(pointer));
+}
+
 static CUresult make_context(void) {
   CUcontext another;
   return cuCtxCreate_v2(&another, 0, 0);
@@ -458,6 +490,7 @@ static const test_case cases[] = {
     {"threads", threads},
     {"sets_take_turns", sets_take_turns},
     {"a_suspended_set_is_on_the_host", a_suspended_set_is_on_the_host},
+    {"a_set_is_used_while_contexts_are_made", a_set_is_used_while_contexts_are_made},
     {"suspended_while_a_context_waits_for_memory", suspended_while_a_context_waits_for_memory},
     {NULL, NULL},
 };
