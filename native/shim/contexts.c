@@ -153,7 +153,7 @@ static bool creation_keep(creation *made, CUcontext context) {
   bool was_displaced;
   compute_pause(own, context);
   compute_resume(own, context);
-  // One of that number went without our knowing. Otherwise all that is recorded of the number is of
+  // A context of that number was destroyed unseen. Otherwise all that is recorded of the number is of
   // other threads that use the new one already.
   record gone;
   if (records_find(&own->records, SPACE_CONTEXT, added.key, &gone)) give_back_context(own, context);

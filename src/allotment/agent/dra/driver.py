@@ -146,7 +146,7 @@ class ResourceDriver:
         self._locks = PodLocks()
         self._working = set[asyncio.Task[Any]]()
         self._left = set[PodUid]()
-        """Claims that should have nothing, as they failed, and may have some."""
+        """Failed claims whose devices are not all released."""
         self._is_registered = asyncio.Event()
         self._statuses = asyncio.Queue[tuple[ResourceClaim, Sequence[PreparedDevice]]]()
         self._slices = OwnSlices(api, node=name, driver=driver, on_refused=self._tell_refused)
