@@ -153,8 +153,8 @@ static bool creation_keep(creation *made, CUcontext context) {
   bool was_displaced;
   compute_pause(own, context);
   compute_resume(own, context);
-  // A context of that number was destroyed unseen. Otherwise all that is recorded of the number is of
-  // other threads that use the new one already.
+  // A context of that number was destroyed unseen. Otherwise all that is recorded of the number is
+  // of other threads that use the new one already.
   record gone;
   if (records_find(&own->records, SPACE_CONTEXT, added.key, &gone)) give_back_context(own, context);
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
