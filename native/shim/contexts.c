@@ -305,7 +305,7 @@ static bool is_active(CUdevice ordinal) {
 
 static void forget_primary(process *own, CUdevice ordinal) {
   CUcontext context = own->primaries[ordinal];
-  own->primaries[ordinal] = NULL;
+  __atomic_store_n(&own->primaries[ordinal], NULL, __ATOMIC_RELAXED);
   own->retained[ordinal] = 0;
   if (context == NULL) return;
   give_back_context(own, context);
@@ -330,7 +330,7 @@ static CUresult bring_to_life(process *own, creation *made, CUdevice ordinal, CU
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  own->primaries[ordinal] = *context;
+  __atomic_store_n(&own->primaries[ordinal], *context, __ATOMIC_RELAXED);
   return CUDA_SUCCESS;
 }
 
@@ -343,8 +343,9 @@ static CUresult retain_locked(process *own, creation *made, CUdevice ordinal, CU
   return result;
 }
 
+// Also without the lock: it may be another one at once.
 static CUcontext known_primary(const process *own, CUdevice ordinal) {
-  return is_ordinal(ordinal) ? own->primaries[ordinal] : NULL;
+  return is_ordinal(ordinal) ? __atomic_load_n(&own->primaries[ordinal], __ATOMIC_RELAXED) : NULL;
 }
 
 static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {

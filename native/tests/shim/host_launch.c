@@ -118,6 +118,7 @@ static void *destroy_behind_a_callback(void *unused) {
 }
 
 static void *release_behind_a_callback(void *unused) {
+  OK(cuCtxDestroy_v2(ending));
   OK(cuDevicePrimaryCtxRetain(&ending, 0));
   work_until_told();
   OK(cuDevicePrimaryCtxRelease_v2(0));

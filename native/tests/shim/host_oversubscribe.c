@@ -419,8 +419,9 @@ static void a_set_is_used_while_contexts_are_made(void) {
   OK(cuMemFree_v2(pointer));
 }
 
+static CUcontext another;
+
 static CUresult make_context(void) {
-  CUcontext another;
   return cuCtxCreate_v2(&another, 0, 0);
 }
 
