@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from image import ARCHITECTURES, ROOT, Architecture, ImageError, debian, run, sbom, wheels
+from image import ARCHITECTURES, ROOT, Architecture, ImageError, debian, digest, run, sbom, wheels
 from image.layers import Layer, write_layer
 from image.layout import Image, encode, write_archive, write_layout
 
@@ -86,7 +86,7 @@ def build(
                     version=version,
                     architecture=each,
                     debs=[pin for pin in pins if pin.architecture == each.name],
-                    wheels={**loaded, wheel: wheels.digest(wheel)},
+                    wheels={**loaded, wheel: digest(wheel)},
                     epoch=epoch,
                 )
             )
@@ -105,13 +105,13 @@ def build(
             images.append(Image(architecture=each.name, layers=layers, config=CONFIG))
         reference = reference or f"docker.io/library/allotment:{version}"
         layout = scratch / "layout"
-        digest = write_layout(layout, images, name=reference, epoch=epoch, labels=labels)
+        index = write_layout(layout, images, name=reference, epoch=epoch, labels=labels)
         archive = output / f"allotment-{version}.tar"
         write_archive(layout, scratch / archive.name)
         shutil.rmtree(output / "layout", ignore_errors=True)
         layout.rename(output / "layout")
         (scratch / archive.name).rename(archive)
-    return digest
+    return index
 
 
 MODES = {"tmp": 0o1777}

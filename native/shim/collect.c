@@ -28,7 +28,7 @@ static uint64_t elapsed_ns(const mark *from, const mark *to, bool *told) {
   return milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
-// Where the batch begins on the machine's clock; renews the base, since times from it are told with
+// Where the batch begins on the host's clock; renews the base, since times from it are told with
 // 24 bits.
 static int64_t position_of(mark_context *marks, const batch *of) {
   if (marks->base == NULL) {
@@ -56,7 +56,8 @@ static int64_t position_of(mark_context *marks, const batch *of) {
 // The batch began no sooner than its mark was set, its end was not passed when it was asked for in
 // vain, and is now. Puts right what is known of the context's clock: its first work may have waited
 // for the host, and no two clocks run equally fast. Returns where the batch begins.
-static int64_t placed(mark_context *marks, const batch *of, uint64_t took_ns, int64_t now) {
+static int64_t corrected_position(mark_context *marks, const batch *of, uint64_t took_ns,
+                                  int64_t now) {
   int64_t from = position_of(marks, of), to = from + (int64_t)took_ns, late_ns = 0;
   const int64_t opened_ns = of->began_idle != 0 ? (int64_t)of->opened_ns : from;
   if (opened_ns - from > CLOCK_NS) late_ns = opened_ns - from;
@@ -104,7 +105,7 @@ static bool measure(compute_device *at, stream_state *of, const batch *done) {
     return true;
   }
   pthread_mutex_lock(&at->all->marks.lock);  // references of marks
-  int64_t from = placed(of->marks, done, took, (int64_t)clock_ns());
+  int64_t from = corrected_position(of->marks, done, took, (int64_t)clock_ns());
   pthread_mutex_unlock(&at->all->marks.lock);
   int64_t to = from + (int64_t)took;
   // The launch may also have begun early in the driver's call.
@@ -346,7 +347,7 @@ void marks_end_tails(compute_device *at, uint64_t now) {
     if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) continue;
     if (!process_trylock(&of->lock)) continue;
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
-    // Who may end it waits for the keeper.
+    // The thread that may end its context waits for the keeper.
     if (__atomic_load_n(&of->marks->is_leaving, __ATOMIC_SEQ_CST) != 0) is_due = false;
     if (of->open != NULL && is_due && !stream_state_marks_at_once(of)) {
       enter_context(of->context);

@@ -213,13 +213,12 @@ static void forget(process *own, uint64_t graph) {
 // ---- entry points ----
 
 // What the executable graph may take, before it was ever launched.
-static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgraphExec *made) {
+static void expect(process *own, CUgraph graph, const CUgraphExec *made) {
   compute_state *all = compute_state_of(own);
   size_t nodes = 0;
   if (all != NULL && DRIVER(USED(cuGraphGetNodes)(graph, NULL, &nodes)) == CUDA_SUCCESS) {
     estimate_guess(&all->estimates, estimate_key(*made, 0), nodes);
   }
-  return result;
 }
 
 // Another thread may have added memory nodes before the driver read the graph. They stay in it.
@@ -234,7 +233,8 @@ static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const C
   bool needs_memory = of->need.devices != 0;
   if (is_as_read(of, graph) &&
       (!needs_memory || remember(of->own, (uint64_t)(uintptr_t)*made, &of->need))) {
-    return expect(of->own, result, graph, made);
+    expect(of->own, graph, made);
+    return result;
   }
   DRIVER(REAL(cuGraphExecDestroy)(*made));
   return CUDA_ERROR_OUT_OF_MEMORY;

@@ -135,7 +135,7 @@ BEGIN(cuStreamBeginRecaptureToGraph,
 REFUSE_CIG(cuStreamBeginCaptureToCig)
 REFUSE_CIG(cuStreamBeginCaptureToCig_ptsz)
 
-// Other threads may be recording memory, which must not become an allocation that nobody charges.
+// Other threads may be recording memory, which must not become an allocation without a charge.
 #define ENDS_CAPTURES(own, result, call)  \
   do {                                    \
     process_lock(&(own)->capture_lock);   \

@@ -70,8 +70,7 @@ static mark *record_mark(stream_state *of) {
 
 #define LEAVING_NAP_NS ((long)(20 * MICROSECOND))
 
-// Whoever looks at `is_leaving` before `stream` sees one of the two when the context went
-// meanwhile.
+// `is_leaving` is read before `stream`: if the context has gone meanwhile, one of them says so.
 static mark *set_unless_leaving(stream_state *of, bool *is_leaving) {
   mark_context *owner = of->marks;
   mark *set = NULL;
@@ -84,7 +83,7 @@ static mark *set_unless_leaving(stream_state *of, bool *is_leaving) {
   return set;
 }
 
-// Most contexts that may go stay: another thread gives back one of several holds. Work without
+// Most contexts that may end do not: another thread releases one of several holds. Work without
 // marks would not be measured.
 mark *mark_set(stream_state *of) {
   bool is_leaving;

@@ -320,6 +320,26 @@ def test_each_value_changes_the_rendering(path: str) -> None:
         assert change.removes not in after
 
 
+@pytest.mark.parametrize(
+    ("path", "pods"),
+    [
+        *((f"agent.{name}", ["agent"]) for name in ("nodeSelector", "tolerations", "resources")),
+        ("agent.priorityClassName", ["agent"]),
+        ("scheduler.nodeSelector", ["kube-scheduler", "scheduler"]),
+        ("scheduler.tolerations", ["kube-scheduler", "scheduler"]),
+        ("scheduler.priorityClassName", ["kube-scheduler", "scheduler"]),
+        ("scheduler.resources", ["scheduler"]),
+        ("kubeScheduler.resources", ["kube-scheduler"]),
+        *((f"web.{name}", ["web"]) for name in ("nodeSelector", "tolerations", "resources")),
+    ],
+)
+def test_a_value_of_pods_changes_those_of_its_part_alone(path: str, pods: list[str]) -> None:
+    change = CHANGES[path]
+    before, after = render(dict(change.within)), render(with_value(path, change))
+    changed = {name for (_, name), each in after.items() if each != before[_, name]}
+    assert changed == {f"allotment-{name}" for name in pods}
+
+
 def test_images_come_from_the_one_registry_that_an_isolated_cluster_reaches() -> None:
     values = {**EVERYTHING, "global": {"imageRegistry": "r.example"}, "imagePullSecrets": ["pull"]}
     pods = [

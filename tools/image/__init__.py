@@ -9,6 +9,7 @@ files, and with the same zlib the same layers.
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,3 +66,9 @@ def run(
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
         raise ImageError(f"{' '.join(words[:6])} ... failed with status {done.returncode}\n{said}")
     return done.stdout
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,6 @@ architectures stay as they are. Its mirrors are the machine's.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from image import HERE, PYTHON, Architecture, ImageError, run
+from image import HERE, PYTHON, Architecture, ImageError, digest, run
 
 SUITE = "trixie"
 PINS = HERE / "packages.txt"
@@ -85,7 +84,7 @@ def load(pins: Sequence[Package], cache: Path, *, mirror: str | None = None) -> 
     debs.mkdir(parents=True, exist_ok=True)
 
     def find() -> dict[Package, Path]:
-        digests = {_digest(path): path for path in debs.glob("*.deb")}
+        digests = {digest(path): path for path in debs.glob("*.deb")}
         return {pin: digests[pin.sha256] for pin in pins if pin.sha256 in digests}
 
     there = find()
@@ -113,7 +112,7 @@ def renew_pins(cache: Path, *, mirror: str | None = None) -> None:
     comments = [line for line in PINS.read_text("utf-8").splitlines() if line.startswith("#")]
     fields = "${Package} ${Version} ${Architecture}"
     pins = [
-        f"{run(['dpkg-deb', '--show', f'--showformat={fields}', path])} {_digest(path)}"
+        f"{run(['dpkg-deb', '--show', f'--showformat={fields}', path])} {digest(path)}"
         for path in debs.glob("*.deb")
     ]
     PINS.write_text("\n".join([*comments, *sorted(pins)]) + "\n", "utf-8")
@@ -128,9 +127,11 @@ def unpack(debs: Sequence[Path], root: Path) -> None:
         name = re.search(r"^Package: (.+)$", fields, re.MULTILINE)
         (status / (name[1] if name else deb.name)).write_text(fields, "utf-8")
         content = subprocess.run(
-            ["dpkg-deb", "--fsys-tarfile", deb], capture_output=True, check=True
-        ).stdout
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            ["dpkg-deb", "--fsys-tarfile", deb], capture_output=True, check=False
+        )
+        if content.returncode:
+            raise ImageError(f"{deb}: {content.stderr.decode(errors='replace').strip()}")
+        with tarfile.open(fileobj=io.BytesIO(content.stdout)) as tar:
             tar.extractall(root, [each for each in tar if is_taken(each.name)], filter="tar")
     (root / "usr" / "bin" / "python3").symlink_to(f"python{PYTHON}")
     etc = root / "etc"
@@ -171,11 +172,6 @@ def compile_python(
     if not keep_sources:
         for path in folder.rglob("*.py"):
             path.unlink()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mirrors(mirror: str | None) -> dict[str, str]:

@@ -8,7 +8,6 @@ architectures. pip loads and checks them, and installs them without running anyt
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from image import ARCHITECTURES, HERE, PYTHON, ROOT, Architecture, ImageError, run
+from image import ARCHITECTURES, HERE, PYTHON, ROOT, Architecture, ImageError, digest, run
 
 PINS = HERE / "requirements.txt"
 EXTRAS = ("kubernetes", "tracing")
@@ -151,12 +150,6 @@ def build_allotment(folder: Path, epoch: int) -> Path:
 def normalised(name: str) -> str:
     """A package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pip() -> list[str]:

@@ -53,7 +53,7 @@ class ClusterPages(Pages):
         super().__init__(watch, title=title, archive=archive)
         self._source = source
         self._turn = asyncio.Semaphore(1)
-        """The first explanation of a reading takes up to two seconds of a core."""
+        """The first explanation of a reading takes up to a second of a core."""
         self._questions = Questions(source.api, source.live)
         self._answers: dict[Hashable, PodAnswer] = {}
         """By the question, of reading `_answers_number`."""

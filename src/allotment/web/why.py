@@ -108,7 +108,7 @@ class Questions:
         self._live = live
         self._clusters = Clusters(live)
         self._lock = threading.Lock()
-        """Held by a thread that answers: it goes on if nobody waits for it any more."""
+        """Held by a thread that answers: it goes on after its request has timed out."""
 
     def _answer(self, evidence: Evidence) -> PodAnswer:
         with self._lock:

@@ -113,7 +113,7 @@ def nearest_first(order: ShareOrder, shares: Iterable[Share]) -> Iterator[ShareO
 def is_room_coming(
     order: ShareOrder, shares: Iterable[Share], entries: Iterable[CheckpointEntry]
 ) -> bool:
-    """Return whether a share on the order's devices is of a pod that the kubelet has dropped.
+    """Return whether a share on the order's GPUs is of a pod that the kubelet has dropped.
 
     Its checkpoint lists the order's pod and not that one: it gave the devices to the next pod
     before it reported the end. Claims are not in the checkpoint: they never wait for this.
@@ -121,11 +121,12 @@ def is_room_coming(
     counted = {each.pod for each in entries}
     if order.owner is None or order.owner.uid not in counted:
         return False
+    wanted = order.devices or order.candidates
     return any(
         share.owner is not None
         and not share.owner.is_claim
         and share.owner.uid not in counted
-        and (not order.devices or any(each.uuid in order.devices for each in share.devices))
+        and (wanted is None or any(each.uuid in wanted for each in share.devices))
         for share in shares
     )
 

@@ -6,18 +6,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.allocation.orders import again, describe, order_for, request_of_share
+from allotment.agent.allocation.orders import (
+    again,
+    describe,
+    is_room_coming,
+    order_for,
+    request_of_share,
+)
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, MisplacedError, StateError, UsageError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
-from allotment.model.requests import Constraints
+from allotment.model.requests import Constraints, whole_devices
 from allotment.model.shares import Amounts, Injection, Share, ShareDevice, ShareId
 from allotment.model.structs import replace
 from allotment.shares.placing import ShareOrder
@@ -350,3 +357,52 @@ def test_what_a_mode_fixes_is_asked_for_if_it_is_to_change(
         ),
     )
     assert (request_of_share(pod, share, OFFER) is not None) == is_asked
+
+
+# ---- room that comes -----------------------------------------------------------------------------
+
+
+def held(uid: str, uuid: str, *, is_claim: bool = False) -> Share:
+    """A container's share of one GPU."""
+    owner = Owner(
+        uid=PodUid(uid), namespace="team", pod=uid, container="main", kind=ContainerKind.REGULAR,
+        resource=GPU_SHARE, is_claim=is_claim,
+    )  # fmt: skip
+    return Share(
+        id=ShareId(uid),
+        name=uid,
+        created=0.0,
+        mode="soft",
+        devices=(ShareDevice(uuid, "T4", 1 << 30),),
+        injection=Injection.CDI,
+        owner=owner,
+    )
+
+
+@pytest.mark.parametrize(
+    ("former", "places", "listed", "is_coming"),
+    [
+        (held("old", "GPU-0"), {"devices": ("GPU-0",)}, ["new"], True),
+        (held("old", "GPU-0"), {"candidates": ("GPU-0", "GPU-1")}, ["new"], True),
+        (held("old", "GPU-0"), {}, ["new"], True),
+        (held("old", "GPU-0"), {"devices": ("GPU-0",)}, ["new", "old"], False),
+        (held("old", "GPU-1"), {"devices": ("GPU-0",)}, ["new"], False),
+        (held("old", "GPU-1"), {"candidates": ("GPU-0",)}, ["new"], False),
+        (held("old", "GPU-0"), {"devices": ("GPU-0",)}, [], False),
+        (held("old", "GPU-0", is_claim=True), {"devices": ("GPU-0",)}, ["new"], False),
+    ],
+    ids=["its device", "a candidate", "any", "listed", "another device", "no candidate",
+         "no checkpoint", "a claim"],
+)  # fmt: skip
+def test_room_comes_where_a_dropped_pod_has_a_share(
+    former: Share, places: dict[str, Any], listed: list[str], *, is_coming: bool
+) -> None:
+    mine = held("new", "GPU-0")
+    asked = replace(ShareOrder(whole_devices(1, mode="exclusive"), owner=mine.owner), **places)
+    entries = [
+        CheckpointEntry(
+            pod=PodUid(uid), container="main", resource=GPU_SHARE, ids=frozenset({uid}), share=None
+        )
+        for uid in listed
+    ]
+    assert is_room_coming(asked, [former], entries) is is_coming
