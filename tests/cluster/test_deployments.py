@@ -1,55 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's manifest as it runs: its Deployments as pods, reached by their Services.
+"""The chart as it runs: installed by helm with its default values, reached by Services.
 
-Besides the image, which nobody builds here, and a name that no DNS answers, all is as shipped: two
-replicas and two kube-schedulers, rights, probes, Secrets, Services by kube-proxy, the webhook.
+All is as a user has it: images by their names, two replicas and two kube-schedulers, agents by a
+DaemonSet, rights, probes, Secrets, Services by kube-proxy, the webhook. Stand-ins are simulated
+GPUs, dnsmasq for CoreDNS, and an image of this tree; `make test-all` upgrades to the built one too.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Self
 
 import installing
 import pytest
 from installing import SYSTEM
 from scheduling import placements
-from stories import SOFT, NodeAgent, container_id, node_agent
-from testbed import proxy
+from stories import GIB, GPU_COMPUTE, NodeAgent, burn, burnt, container_id, part
+from testbed import dns, images, proxy
 from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
-from testbed.images import BUSYBOX, TOOLS
+from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
+import allotment
+
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/allotment-system/leases/allotment-scheduler"
-EXTENDER_ADDRESS = "10.96.0.77"
-_PROGRAMS = "/opt/kubernetes"
+CHART = installing.ROOT / "deploy" / "charts" / "allotment"
+RELEASE = ("allotment", "--namespace", "allotment-system")
+KUBELETS = {
+    *(f"/var/lib/kubelet/{name}_pods_state" for name in ("actuated", "allocated")),
+    "/var/lib/kubelet/dra_health_state",
+    "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+}
+"""What the kubelet keeps of its own."""
 _NAMES = itertools.count(1)
-
-
-def shipped(cluster: Cluster) -> Iterator[Json]:
-    """The manifest's objects, with images and a name that are there."""
-    for each in installing.documents():
-        if each["kind"] == "Deployment":
-            spec = each["spec"]["template"]["spec"]
-            (main,) = spec["containers"]
-            main |= {"image": TOOLS, "imagePullPolicy": "Never"}
-            if main["name"] == "kube-scheduler":
-                main["command"][0] = f"{_PROGRAMS}/kube-scheduler"
-                programs = {"path": str(cluster.binaries)}
-                spec["volumes"].append({"name": "programs", "hostPath": programs})
-                mount = {"name": "programs", "mountPath": _PROGRAMS, "readOnly": True}
-                main["volumeMounts"].append(mount)
-                names = ["allotment-scheduler.allotment-system.svc"]
-                spec["hostAliases"] = [{"ip": EXTENDER_ADDRESS, "hostnames": names}]
-            else:
-                main["command"] = ["allot"]
-        if each["kind"] == "Service" and each["metadata"]["name"] == "allotment-scheduler":
-            each["spec"]["clusterIP"] = EXTENDER_ADDRESS
-        yield each
 
 
 def pods_of(cluster: Cluster, component: str) -> list[Json]:
@@ -66,21 +57,68 @@ def pods_of(cluster: Cluster, component: str) -> list[Json]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What an agent may change of a node."""
+
+    files: frozenset[str]
+    node: Json
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Self:
+        folders = ["/var/lib/kubelet", "/run", "/etc", "/usr", "/opt", "/dev/shm"]  # noqa: S108 - looked at alone
+        found = cluster.node.run(["find", *folders, "-xdev"]).stdout.splitlines()
+        own = ("/var/lib/kubelet/pods/", "/run/containerd/", "/run/cni-ipam", "/run/testbed/")
+        node = cluster.api.get(cluster.node_path)
+        metadata, status = node["metadata"], node["status"]
+        return cls(
+            frozenset(each for each in found if not each.startswith(own)),
+            {
+                "labels": metadata["labels"],
+                "annotations": metadata["annotations"],
+                "capacity": status["capacity"],
+                "conditions": {each["type"] for each in status["conditions"]},
+            },
+        )
+
+
 @pytest.fixture(scope="module")
-def installed(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def bare(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with the images that a registry would have."""
     del testbed_machine
-    reason = proxy.why_not()
-    if reason is not None:
-        pytest.skip(reason)  # a kernel is as it is
+    for reason in filter(None, (proxy.why_not(), dns.why_not())):
+        pytest.skip(reason)
     with Cluster(state=tmp_path_factory.mktemp("deployments")) as cluster:
         cluster.start_proxy()
-        cluster.allow_agent()
-        with node_agent(cluster, SOFT, simulated="a100-80gb:8"):
-            installing.apply_all(cluster, shipped(cluster))
-            wait_both(cluster, "scheduler")
-            wait_both(cluster, "kube-scheduler")
-            installing.wait_translates(cluster)
-            yield cluster
+        cluster.start_dns()
+        cluster.import_image(images.allotment_image(allotment.__version__))
+        cluster.import_image(images.kube_scheduler_image())
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def untouched(bare: Cluster) -> Machine:
+    """The node before anything is installed."""
+    return Machine.of(bare)
+
+
+@pytest.fixture(scope="module")
+def installed(bare: Cluster, untouched: Machine) -> Cluster:
+    del untouched
+    began = time.monotonic()
+    values = "agent.simulated=a100-80gb:8,agent.defaultConfig=soft"
+    bare.helm("install", *RELEASE, str(CHART), "--create-namespace", "--set", values)
+    bare.name_services()
+    wait_both(bare, "scheduler")
+    wait_both(bare, "kube-scheduler")
+    bare.wait_allocatable(GPU_COMPUTE, 800)
+    installing.wait_translates(bare)
+    pods = Pods(bare, bare.make_namespace("deployments-first"))
+    pods.create(pod("quarter", container(burn("20Gi"), limits=part("20Gi", compute=25))))
+    assert burnt(pods, "quarter").total_bytes == 20 * GIB
+    # A figure of the guide.
+    print(f"from `helm install` to a quarter of a GPU: {time.monotonic() - began:.1f} s")  # noqa: T201
+    return bare
 
 
 def wait_both(cluster: Cluster, component: str) -> None:
@@ -97,6 +135,23 @@ def wait_both(cluster: Cluster, component: str) -> None:
         timeout_s=150,
         explain=explain,
     )
+
+
+def wait_image(cluster: Cluster, name: str) -> None:
+    """Waits until all pods of Allotment's image are ready and have this one."""
+
+    def is_there() -> bool:
+        found = [
+            each
+            for component, count in (("agent", 1), ("scheduler", 2))
+            for each in [pods_of(cluster, component)]
+            if len(each) == count
+        ]
+        pods = [pod for each in found for pod in each]
+        names = {c["image"] for pod in pods for c in pod["spec"]["containers"]}
+        return len(pods) == 3 and names == {name}
+
+    wait_until(is_there, f"pods of {name}", timeout_s=150)
 
 
 def leader(cluster: Cluster) -> tuple[str, int]:
@@ -204,3 +259,58 @@ def test_when_the_leader_ends_pods_are_created_and_bound_all_the_same(
     print(f"{len(stream.created)} created, refused: {stream.refused}")  # noqa: T201 - a figure
     pods.delete()
     wait_both(installed, "scheduler")
+
+
+def limit_inside(pods: Pods, name: str) -> int:
+    """The bytes that a running container's GPU has for a program that asks for more."""
+    burning = " ".join(burn("5Gi"))
+    said = json.loads(pods.exec(name, ["sh", "-c", f"{burning}; true"]))
+    (error,) = said["processes"][0]["errors"]
+    assert error["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    total: int = said["processes"][0]["device"]["total_bytes"]
+    return total
+
+
+def test_shares_outlive_upgrade_rollback_and_uninstall(
+    installed: Cluster, untouched: Machine
+) -> None:
+    pods = Pods(installed, installed.make_namespace("deployments-lasting"))
+    limits = part("4Gi", compute=25)
+    pods.create(pod("lasting", container(["sleep", "1000"], limits=limits)))
+    started = container_id(pods.wait_phase("lasting", "Running"))
+
+    def is_as_before() -> None:
+        assert limit_inside(pods, "lasting") == 4 * GIB
+        assert (
+            container_id(installed.api.get(f"/api/v1/namespaces/{pods.namespace}/pods/lasting"))
+            == started
+        )
+
+    def gives_shares(name: str) -> None:
+        pods.create(pod(name, container(burn("5Gi"), limits=limits)))
+        assert burnt(pods, name).total_bytes == 4 * GIB
+
+    is_as_before()
+    installed.import_image(images.allotment_image("next"))
+    installed.helm("upgrade", *RELEASE, str(CHART), "--reuse-values", "--set", "image.tag=next")
+    wait_image(installed, "allotment:next")
+    is_as_before()
+    gives_shares("upgraded")
+    installed.helm("rollback", *RELEASE)
+    wait_image(installed, f"allotment:{allotment.__version__}")
+    is_as_before()
+    gives_shares("back")
+    installed.helm("uninstall", *RELEASE)
+    wait_until(lambda: not installed.api.items(f"{SYSTEM}/pods"), "end of the chart's pods")
+    is_as_before()
+    kinds = installed.kubectl_run("api-resources", "--verbs=list", "-o", "name").split()
+    chosen = ("--all-namespaces", "-l", "app.kubernetes.io/name=allotment", "-o", "name")
+    assert not installed.kubectl_run("get", ",".join(kinds), *chosen)
+    pods.delete()
+    Pods(installed, "deployments-first").delete()
+    kubeconfig = ["--kubeconfig", str(installed.kubeconfig)]
+    for arguments in (kubeconfig, ["--node"]):
+        installed.node.run([sys.executable, "-m", "allotment", "uninstall", *arguments])
+    now = Machine.of(installed)
+    assert now.node == untouched.node
+    assert now.files - untouched.files <= KUBELETS

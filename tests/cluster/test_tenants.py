@@ -236,7 +236,7 @@ def test_a_node_without_an_agent_gets_no_pod_and_nothing_is_left_after_a_removal
     cluster.wait_allocatable(GPU, 0)
     pods.create(asking("late"))
     pods.wait_event("late", reason="FailedScheduling", contains=f"Insufficient {GPU}")
-    said = node.allot("agent", "--remove", "--kubeconfig", str(cluster.kubeconfig))
+    said = node.allot("uninstall", "--kubeconfig", str(cluster.kubeconfig))
     assert said == f"{cluster.node_name}: removed what its agent wrote\n"
     assert left() == []
     node.again()

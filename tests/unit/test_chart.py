@@ -186,6 +186,7 @@ CHANGES: Mapping[str, Change] = {
     "agent.enabled": Change(False, removes="kind: DaemonSet"),
     "agent.configs": Change({"pool": "version: v1"}, "pool: 'version: v1'"),
     "agent.defaultConfig": Change("soft", "name: DEFAULT_CONFIG\n          value: soft"),
+    "agent.simulated": Change("a100-80gb:2", "- agent\n        - --simulated=a100-80gb:2"),
     "agent.runtimeClassName": Change("nvidia", "runtimeClassName: nvidia"),
     "agent.nodeSelector": Change({"pool": "gpu"}, "kubernetes.io/os: linux\n        pool: gpu"),
     "agent.tolerations": Change(TOLERATED, "- key: team", removes="CriticalAddonsOnly"),

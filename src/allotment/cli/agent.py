@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot agent`: the daemon of a Kubernetes node."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import click
 
 from allotment.agent.config.options import nvidia_options
 from allotment.cli.options import (
+    cdi_dir_option,
     installed,
     kubeconfig_option,
     kubelet_socket_option,
@@ -17,7 +17,6 @@ from allotment.cli.options import (
     otlp_option,
     simulated_option,
     state_option,
-    usual_kubeconfig,
 )
 
 _METRICS = "127.0.0.1:9446"
@@ -60,13 +59,7 @@ _METRICS = "127.0.0.1:9446"
     help="Whether containers get their shares as CDI devices; auto: if the runtime enables CDI by"
     " default (containerd 2.0, CRI-O 1.28).  [env: ALLOTMENT_CDI]",
 )
-@click.option(
-    "--cdi-dir",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("/var/run/cdi"),
-    help="Folder of CDI specs that the container runtime reads.",
-)
+@cdi_dir_option
 @kubelet_socket_option
 @click.option(
     "--front",
@@ -82,12 +75,6 @@ _METRICS = "127.0.0.1:9446"
     default=_METRICS,
     envvar="METRICS_ADDRESS",
     help="Address of /metrics, /healthz and /readyz, or `off`.  [env: METRICS_ADDRESS]",
-)
-@click.option(
-    "--remove",
-    is_flag=True,
-    help="Remove what agents wrote into the nodes of the cluster, and exit: labels, annotations,"
-    " quantities and the condition GpuHealthy. Delete the agents first.",
 )
 @otlp_option
 @log_options
@@ -106,7 +93,6 @@ def command(
     kubelet_socket: Path,
     front: str,
     metrics_address: str,
-    remove: bool,
     otlp_endpoint: str | None,
     log_format: str,
     verbose: bool,
@@ -126,14 +112,10 @@ def command(
     Examples:
       allot agent --node-name n1 --kubeconfig ~/.kube/config --simulated t4:2
       allot agent --config-map kube-system/allotment --default-config default
-      allot agent --remove
     """  # noqa: D301 - click's mark
     with installed("allot agent", extra="kubernetes"):
         from allotment.agent.configuring import AgentSettings, CdiUse
 
-    if remove:
-        _remove(kubeconfig or usual_kubeconfig())
-        return
     settings = AgentSettings(
         node=node_name or os.uname().nodename.lower(),  # the kubelet's default name
         kubeconfig=kubeconfig,
@@ -156,31 +138,6 @@ def command(
     with installed("allot agent", extra="kubernetes"):
         from allotment.agent.running import run
     run(settings)
-
-
-def _remove(kubeconfig: Path | None) -> None:
-    """Remove the agents' fields from all nodes. An agent that still runs writes them again."""
-    with installed("allot agent", extra="kubernetes"):
-        from allotment.agent.health.watching import CONDITION
-        from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
-        from allotment.kube.clients import connect
-        from allotment.kube.inventories import DEVICES
-        from allotment.kube.nodes import NodeCondition, Wanted, remove_fields
-    unwanted = Wanted(
-        quantities=dict.fromkeys((GPU_SHARE, GPU_MEMORY, GPU_COMPUTE), 0),
-        conditions={CONDITION: NodeCondition(status="Unknown")},
-        annotations={DEVICES: None},
-    )
-
-    async def run() -> tuple[str, ...]:
-        async with connect(kubeconfig) as api:
-            return await remove_fields(api, unwanted=unwanted)
-
-    names = asyncio.run(run())
-    for name in names:
-        click.echo(f"{name}: removed what its agent wrote")
-    if not names:
-        click.echo("no node has anything that an agent wrote", err=True)
 
 
 def _config_map(text: str | None) -> Any:  # noqa: ANN401 - imported late

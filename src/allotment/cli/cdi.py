@@ -9,6 +9,7 @@ import click
 from allotment.cli.documents import print_document
 from allotment.cli.options import (
     MEMORY,
+    cdi_dir_option,
     complete_share,
     compute_options,
     count_option,
@@ -62,13 +63,7 @@ def command() -> None:
 )
 @click.option("--name", metavar="NAME", help="Name of the share and the device.  [default: its id]")
 @simulated_option
-@click.option(
-    "--cdi-dir",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    default=Path("/var/run/cdi"),
-    help="Folder of CDI specs that the container runtime reads.",
-)
+@cdi_dir_option
 @state_option
 def create(
     *,

@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "burn": "Run a GPU workload and report the result.",
     "demo": "Watch two programs share a GPU.",
     "doctor": "Check the prerequisites of this machine, and print fixes.",
+    "uninstall": "Remove what agents left in a cluster, or on this node.",
     "completion": "Print the completion script of a shell.",
 }
 """Every command and its line in `allot --help`; listing them imports no command."""

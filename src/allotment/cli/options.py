@@ -173,6 +173,13 @@ otlp_option = click.option(
     " OpenTelemetry's variables are honoured.  [env: OTEL_EXPORTER_OTLP_ENDPOINT; default: no"
     " traces]",
 )
+cdi_dir_option = click.option(
+    "--cdi-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/var/run/cdi"),
+    help="Folder of CDI specs that the container runtime reads.",
+)
 kubelet_socket_option = click.option(
     "--kubelet-socket",
     metavar="PATH",

@@ -27,7 +27,7 @@ from podresources import POD_RESOURCES_SOCKET, PodResources
 from allotment.agent.configuring import PLUGIN_FOLDER
 from allotment.agent.plugin.front import OFFER
 from allotment.model.errors import StateError
-from testbed import control_plane, fakes, images, node, proxy
+from testbed import control_plane, dns, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
 from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
@@ -51,7 +51,7 @@ POD = "pod.yaml"
 
 # All of a state folder but its logs. By name: it may be anybody's folder.
 _OF_ONE_RUN = (
-    *("etcd", "containerd", "kubelet", "credentials", "volume-plugins"),
+    *("etcd", "containerd", "kubelet", "credentials", "volume-plugins", "dns", "helm"),
     *("kubelet.json", POD, DESCRIPTION),
 )
 
@@ -316,6 +316,30 @@ class Cluster:
         """Starts kube-proxy, which most tests do without: Services lead to their pods then."""
         proxy.tell_of_api_server(self.api, self.address)
         self._add(proxy.kube_proxy(self._plan(), node=self.node_name)).start()
+
+    def start_dns(self) -> None:
+        """Starts the server of Services' names, which most tests do without."""
+        self._add(dns.dnsmasq(self._plan())).start()
+        self.name_services()
+
+    def name_services(self) -> None:
+        """Lets pods find the Services that are there now by their names."""
+        dns.name_services(self.api, self.state)
+
+    def import_image(self, image: Path) -> None:
+        """Makes one more image known to the node's containerd."""
+        node.import_images(self._plan(), [image])
+
+    def helm(self, *arguments: str, timeout_s: float = 120) -> str:
+        """Runs helm as the administrator and returns its standard output.
+
+        Raises:
+            TestbedError: it failed; with what it said.
+        """
+        command = [str(self.binaries / "helm"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        # No settings, caches or plugins of this machine's user.
+        own = {"HOME": str(self.state / "helm")}
+        return self.node.run(command, environment=own, timeout_s=timeout_s).stdout
 
     # ---- what runs on it -------------------------------------------------------------------------
 

@@ -7,6 +7,10 @@
 | `BUSYBOX` | a shell and its tools |
 | `TOOLS` | busybox, the Python that runs the tests, the project and what it needs at run time |
 
+| `ALLOTMENT` | the same as `TOOLS`, as the image of a release is named and called |
+| `KUBE_SCHEDULER` | the cluster's own kube-scheduler, as Kubernetes' image is named |
+
+The last two are made where they are asked for: by `allotment_image` and `kube_scheduler_image`.
 `TOOLS` runs `allot burn` and `allot agent` as they are in this working tree. It has a layer each
 for Python, the dependencies and the source, so that a change of the source costs one small layer.
 """
@@ -22,18 +26,21 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from testbed.build import CACHE, ROOT, locked, run
+from testbed.build import CACHE, ROOT, binaries_path, locked, run
 from testbed.layers import Layer, forget_unused, make_image, make_layer
+from testbed.versions import KUBERNETES
 from testbed.waiting import TestbedError
 
 PAUSE = "localhost/allotment/pause:test"
 BUSYBOX = "localhost/allotment/busybox:test"
 TOOLS = "localhost/allotment/tools:test"
+ALLOTMENT = "docker.io/library/allotment"
+KUBE_SCHEDULER = f"registry.k8s.io/kube-scheduler:v{KUBERNETES}"
 
 _FOLDER = CACHE / "images"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/sbin"
@@ -52,24 +59,45 @@ def build_images() -> list[Path]:
         TestbedError: a part is missing on this machine, or the tree's native libraries are.
     """
     with locked(_FOLDER / "lock"):
-        busybox = _busybox_layer()
-        layers = [busybox, _python_layer(), _dependencies_layer(), _source_layer()]
         images = [
             make_image(_FOLDER, PAUSE, [_pause_layer()], entrypoint=["/pause"]),
-            make_image(_FOLDER, BUSYBOX, [busybox], environment={"PATH": _PATH}),
-            make_image(
-                _FOLDER,
-                TOOLS,
-                layers,
-                environment={
-                    "PATH": _PATH,
-                    "PYTHONPATH": f"{_SOURCE}:{_DEPENDENCIES}",
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                },
-            ),
+            make_image(_FOLDER, BUSYBOX, [_busybox_layer()], environment={"PATH": _PATH}),
+            _tools_image(TOOLS),
         ]
         forget_unused(_FOLDER)
         return images
+
+
+def allotment_image(tag: str) -> Path:
+    """The tar of an image that a chart's default values name, but for the tag: of this tree."""
+    with locked(_FOLDER / "lock"):
+        return _tools_image(f"{ALLOTMENT}:{tag}", entrypoint=["allot"])
+
+
+def kube_scheduler_image() -> Path:
+    """The tar of an image with the kube-scheduler that was built for the cluster."""
+    program = binaries_path() / "kube-scheduler"
+
+    def fill(root: Path) -> None:
+        _copy_to(program, root / "usr" / "local" / "bin" / program.name)
+
+    with locked(_FOLDER / "lock"):
+        layer = make_layer(_FOLDER, _key("kube-scheduler", str(program).encode()), fill)
+        return make_image(_FOLDER, KUBE_SCHEDULER, [layer], environment={"PATH": _PATH})
+
+
+def _tools_image(name: str, *, entrypoint: Sequence[str] = ()) -> Path:
+    return make_image(
+        _FOLDER,
+        name,
+        [_busybox_layer(), _python_layer(), _dependencies_layer(), _source_layer()],
+        entrypoint=entrypoint,
+        environment={
+            "PATH": _PATH,
+            "PYTHONPATH": f"{_SOURCE}:{_DEPENDENCIES}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )
 
 
 def find_busybox() -> Path:
@@ -220,7 +248,10 @@ def _unused(folder: str, names: list[str]) -> list[str]:
 
 def _copy(path: Path, root: Path) -> None:
     """Puts a file of this machine under `root` at the same path, links followed."""
-    target = root / str(path).lstrip("/")
+    _copy_to(path, root / str(path).lstrip("/"))
+
+
+def _copy_to(path: Path, target: Path) -> None:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)

@@ -68,7 +68,7 @@ def without(missing: tuple[str, ...], *words: str) -> subprocess.CompletedProces
     "words",
     [
         ("agent", "--simulated", "t4"),
-        ("agent", "--remove"),
+        ("uninstall",),
         ("front",),
         ("scheduler",),
         ("scheduler", "--print-config"),

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot uninstall`: remove what agents left in a cluster, or on this node."""
+
+import asyncio
+import contextlib
+import fcntl
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from allotment.cli.options import (
+    cdi_dir_option,
+    installed,
+    kubeconfig_option,
+    kubelet_socket_option,
+    state_option,
+    usual_kubeconfig,
+)
+
+if TYPE_CHECKING:
+    from allotment.shares.folders import StateFolder
+
+_FEATURES: Final = Path("/etc/kubernetes/node-feature-discovery/features.d")
+_DRIVERS: Final = ("gpu.allotment.dev", "gpu.nvidia.com")
+
+
+@click.command(short_help="Remove what agents left in a cluster, or on this node.")
+@click.option(
+    "--node",
+    "is_of_node",
+    is_flag=True,
+    help="Remove the files on this machine, in place of the fields in the API server: shares, CDI"
+    " specs, the state folder, sockets. While a program uses a share, nothing is removed.",
+)
+@kubeconfig_option
+@cdi_dir_option
+@kubelet_socket_option
+@state_option
+def command(
+    *,
+    is_of_node: bool,
+    kubeconfig: Path | None,
+    cdi_dir: Path,
+    kubelet_socket: Path,
+    state: Path | None,
+) -> None:
+    """Remove from all nodes what their agents wrote: labels, annotations, quantities, GpuHealthy.
+
+    Delete the agents first: an agent that still runs writes them again. Programs in shares keep
+    their limits to their end. After that, `--node` as root removes what is left on a machine; the
+    next boot removes most of it, too.
+
+    \b
+    Examples:
+      helm uninstall allotment --namespace allotment-system && allot uninstall
+      sudo allot uninstall --node
+    """  # noqa: D301 - click's mark
+    if is_of_node:
+        from allotment.shares.folders import StateFolder
+
+        for path in _clear_node(StateFolder.at(state), cdi_dir, kubelet_socket.parent):
+            click.echo(f"{path}: removed")
+    else:
+        _clear_cluster(kubeconfig or usual_kubeconfig())
+
+
+def _clear_cluster(kubeconfig: Path | None) -> None:
+    """Remove the agents' fields from all nodes."""
+    with installed("allot uninstall", extra="kubernetes"):
+        from allotment.agent.health.watching import CONDITION
+        from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
+        from allotment.kube.clients import connect
+        from allotment.kube.inventories import DEVICES
+        from allotment.kube.nodes import NodeCondition, Wanted, remove_fields
+    unwanted = Wanted(
+        quantities=dict.fromkeys((GPU_SHARE, GPU_MEMORY, GPU_COMPUTE), 0),
+        conditions={CONDITION: NodeCondition(status="Unknown")},
+        annotations={DEVICES: None},
+    )
+
+    async def run() -> tuple[str, ...]:
+        async with connect(kubeconfig) as api:
+            return await remove_fields(api, unwanted=unwanted)
+
+    names = asyncio.run(run())
+    for name in names:
+        click.echo(f"{name}: removed what its agent wrote")
+    if not names:
+        click.echo("no node has anything that an agent wrote", err=True)
+
+
+def _clear_node(folder: "StateFolder", cdi: Path, plugins: Path) -> list[Path]:
+    """Remove what agents left on this machine; return what was there.
+
+    Raises:
+        BusyError: an agent or its front runs, or programs use shares.
+        StateError: something cannot be removed.
+    """
+    from allotment.model.errors import StateError
+    from allotment.shares.cdi import KIND
+
+    left = [
+        *plugins.glob("allotment-offer.json"),
+        *plugins.glob("allotment-*.sock"),
+        *plugins.glob(".allotment-*"),
+        *(plugins.parent / "plugins").glob(_DRIVERS[0]),
+        *(
+            path
+            for driver in _DRIVERS
+            for path in (plugins.parent / "plugins_registry").glob(f"{driver}-????????-reg.sock")
+        ),
+        *cdi.glob(f"{KIND.partition('/')[0]}*.json"),
+        *(path for path in _FEATURES.glob("gfd") if "allotment.dev/" in path.read_text("utf-8")),
+    ]
+    if folder.exists():
+        _end_shares(folder)
+        left.append(folder.root)
+    removed = []
+    for path in left:
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"cannot remove {path}: {error.strerror}", hint="run it as root, on the node itself"
+            ) from error
+        removed.append(path)
+    # The container runtime made them for the agent's mounts.
+    for path in (_FEATURES, _FEATURES.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    return removed
+
+
+def _end_shares(folder: "StateFolder") -> None:
+    from allotment.model.errors import BusyError
+    from allotment.model.formats import format_pids
+    from allotment.shares.lifecycle import destroy
+    from allotment.shares.recovery import list_shares, users_of
+    from allotment.shares.run.command import free_orphan_slices, refuse_inside
+
+    refuse_inside("allot uninstall --node")
+    for lock in ("agent.lock", "front.lock"):
+        with contextlib.suppress(FileNotFoundError), (folder.root / lock).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BusyError(
+                    "an agent runs on this node",
+                    hint="uninstall the chart or delete the DaemonSet first (helm uninstall"
+                    " allotment --namespace allotment-system), and wait until its pods are gone",
+                ) from error
+    shares = list_shares(folder)
+    used = [f"{each.name} ({format_pids(pids)})" for each in shares if (pids := users_of(each))]
+    if used:
+        raise BusyError(
+            f"programs use shares on this node: {', '.join(used)}",
+            hint="delete their pods or end them, and call it again",
+        )
+    for share in shares:
+        destroy(folder, share, force=True)
+    free_orphan_slices(folder)
