@@ -29,6 +29,7 @@ class _Bursts:
     one_in: int
     """Of the bursts asked for: long ones are timed less often."""
     words: str
+    target_ns: float
 
     @property
     def name(self) -> str:
@@ -36,10 +37,13 @@ class _Bursts:
         return "" if self.kernel_ns == 5000 else f", {self.words}"
 
 
-_SHORT: Final = _Bursts(kernel_ns=5000, length=16, one_in=1, words="bursts of 16 of 5us")
+_SHORT: Final = _Bursts(
+    kernel_ns=5000, length=16, one_in=1, words="bursts of 16 of 5us", target_ns=60
+)
+_GRAPHS_MS: Final = 5000
 _LONG: Final = (
-    _Bursts(kernel_ns=200_000, length=16, one_in=32, words="bursts of 16 of 200us"),
-    _Bursts(kernel_ns=200_000, length=1, one_in=4, words="one at a time of 200us"),
+    _Bursts(kernel_ns=200_000, length=16, one_in=32, words="bursts of 16 of 200us", target_ns=300),
+    _Bursts(kernel_ns=200_000, length=1, one_in=4, words="one at a time of 200us", target_ns=300),
 )
 
 
@@ -55,15 +59,25 @@ def limited_launch(rig: Rig, options: Options) -> Iterator[Result]:
                 yield _added_to_whole(whole, bursts, name)
             if calls["with_system_calls"] >= 0:
                 yield _with_calls(calls, bursts, name)
+    for terms, name in _TERMS:
+        yield _added_to_graph(_time_graphs(rig, sizes, terms), name)
 
 
 def _time(rig: Rig, sizes: Sizes, terms: Terms, bursts: _Bursts) -> list[dict[str, Any]]:
     pairs = sizes.pairs // bursts.one_in
+    program = rig.program("launches", bursts.kernel_ns, bursts.length, pairs)
+    return _said(rig, terms, program)[1:]
+
+
+def _time_graphs(rig: Rig, sizes: Sizes, terms: Terms) -> dict[str, Any]:
+    said = _said(rig, terms, rig.program("calls", sizes.pairs, _GRAPHS_MS, "launch"))
+    return next(each for each in said if each["operation"] == "launch a graph")
+
+
+def _said(rig: Rig, terms: Terms, program: list[str]) -> list[dict[str, Any]]:
+    """Return what a program in a share of these terms says, alone on a device."""
     done = subprocess.run(
-        [
-            *rig.shared(terms, 0, "launching"),
-            *rig.program("launches", bursts.kernel_ns, bursts.length, pairs),
-        ],
+        [*rig.shared(terms, 0, "launching"), *program],
         env=rig.outside(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -71,7 +85,7 @@ def _time(rig: Rig, sizes: Sizes, terms: Terms, bursts: _Bursts) -> list[dict[st
         check=True,
         timeout=120,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()[1:]]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _added(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Result:
@@ -82,12 +96,28 @@ def _added(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Result:
         seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
         value=pairs["added"]["p50"],
         unit="ns",
-        target=300.0,
+        target=bursts.target_ns,
         samples=pairs["samples"],
         method="one process alone on a GPU; bursts of 16 launches of 5us kernels on an idle "
         "stream, where the row names no others, through the shim and past it in alternating order "
         "in one process; p50 / p99; the median of the differences within pairs, per launch, with "
         "the shim's event records",
+    )
+
+
+def _added_to_graph(pairs: dict[str, Any], name: str) -> Result:
+    return Result(
+        topic="launches",
+        name=f"added to a launch of a graph, p50: {name}",
+        beside=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
+        seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
+        value=pairs["added"]["p50"],
+        unit="ns",
+        target=100.0,
+        samples=pairs["samples"],
+        method="a graph of one short kernel, 16 launches in a sample, through the shim and past "
+        "it in alternating order in one process alone on a GPU; p50 / p99; the median of the "
+        "differences within pairs, per launch",
     )
 
 

@@ -25,7 +25,7 @@ from bench.harness.programs import bare_environment, build_programs
 from bench.harness.results import Result
 
 GPUS: Final = 6
-PROGRAMS: Final = ("brief", "launches", "load", "sampler", "service", "steps")
+PROGRAMS: Final = ("brief", "calls", "launches", "load", "sampler", "service", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,8 +201,8 @@ def test_each_alert_is_evaluated_and_none_fires_that_should_not(server: Promethe
     assert firing == {"AllotmentMemoryRefused"}
 
 
-# Of dashboard 12239, `grafana/dcgm-exporter-dashboard.json` of dcgm-exporter. Not of tensor cores:
-# NVML has no figure of them.
+# Of dashboard 12239 and its later copy, dcgm-exporter's `grafana/dcgm-exporter-dashboard.json`.
+# Not of tensor cores and engines (`DCGM_FI_PROF_...`): NVML has no such figures.
 DCGM: Final = """\
 DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"}
 avg(DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"})
@@ -211,6 +211,11 @@ sum(DCGM_FI_DEV_POWER_USAGE{instance=~"$instance", gpu=~"$gpu"})
 DCGM_FI_DEV_SM_CLOCK{instance=~"$instance", gpu=~"$gpu"} * 1000000
 DCGM_FI_DEV_GPU_UTIL{instance=~"$instance", gpu=~"$gpu"}
 DCGM_FI_DEV_FB_USED{instance=~"$instance", gpu=~"$gpu"}
+max(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$Hostname", gpu=~"$gpu"}) by (Hostname, gpu)
+avg(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$Hostname", gpu=~"$gpu"})
+sum(DCGM_FI_DEV_POWER_USAGE{Hostname=~"$Hostname", gpu=~"$gpu"})
+max(DCGM_FI_DEV_SM_CLOCK{Hostname=~"$Hostname", gpu=~"$gpu"}) by (Hostname, gpu)
+max(DCGM_FI_DEV_FB_USED{Hostname=~"$Hostname", gpu=~"$gpu"}) by (Hostname, gpu)
 """
 # Of `dashboards/hami-vgpu-dashboard.json` of HAMi.
 HAMI: Final = """\
@@ -232,7 +237,13 @@ hami_container_device_utilization_ratio{namespace=~"$namespace"}
 / hami_vgpu_memory_limit_bytes{namespace=~"$namespace"}
 topk(10, hami_vgpu_memory_used_bytes{namespace=~"$namespace"})
 """.replace("\\\n", "")
-CHOICES: Final = {"instance": ".+", "gpu": "[0-9]+", "node": "node-1", "namespace": "team-.+"}
+CHOICES: Final = {
+    "instance": ".+",
+    "Hostname": ".+",
+    "gpu": "[0-9]+",
+    "node": "node-1",
+    "namespace": "team-.+",
+}
 
 
 @pytest.mark.parametrize("expr", [*DCGM.splitlines(), *HAMI.splitlines()])
