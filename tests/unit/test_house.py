@@ -258,3 +258,16 @@ def test_documents_are_read_into_prepared_types(sources: Mapping[Path, str], roo
 def test_an_unprepared_type_is_seen() -> None:
     calls = ["msgspec.json.decode(x, type=A)", "msgspec.convert(x, B)", "msgspec.json.decode(x)"]
     assert [*unprepared("\n    ".join(["def f(x):", *calls]))] == [2, 3]
+
+
+def test_a_test_kills_at_each_failpoint(sources: Mapping[Path, str], root: Path) -> None:
+    call = re.compile(r'\b(?:failpoint|_step)\("([a-z.]+)"\)')
+    points = {
+        point
+        for path, text in sources.items()
+        for point in call.findall(text)
+        if path.name != "failpoints.py"
+    }
+    assert len(points) > 30
+    tests = "".join(path.read_text("utf-8") for path in (root / "tests").rglob("*.py"))
+    assert {point for point in points if f'"{point}' not in tests} == set()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,7 +64,7 @@ def whole(pod: str, container: str, used: int) -> Use:
     return Use(node="n1", gpus=(gpu,), shares=(share,), claim_users=(user,), are_shares_read=True)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(3 / 4))
 @given(NAMES, NAMES, st.integers(0, 1 << 50))
 def test_what_an_agent_writes_is_read_back(pod: str, container: str, used: int) -> None:
     one = whole(pod, container, used)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from examples import examples
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from mig_node import Node
@@ -378,7 +379,7 @@ def check_books(steps: list[tuple[str, int, object]]) -> None:
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(1 / 8), deadline=None)
 @given(steps=STEPS)
 @example(steps=DRAINED)
 def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
@@ -389,7 +390,9 @@ def test_no_gpu_gives_more_than_it_has_and_the_pool_offers_the_rest(
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(
+    max_examples=examples(1), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
 @given(steps=ALLOCATIONS)
 def test_what_is_allocated_from_the_latest_pool_is_made(
     native_dir: Path, steps: list[tuple[str, int, object]]

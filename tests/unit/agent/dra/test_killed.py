@@ -38,7 +38,6 @@ from allotment.shares.recovery import list_shares
 CLAIM = PodUid("11111111-2222-3333-4444-555555555555")
 HASTE = Patience(deadline=20, pod=0.05, room=(0.0,), departure=(), look=0.05)
 MAKING = (
-    "tenancy.adopted",
     "prepare.begun",
     "create.placed",
     "create.drafted",
@@ -60,7 +59,7 @@ ENDING = (
     "remove.cleared",
     "tenancy.ended",
 )
-CUTTING = ("mig.cut", "prepare.sliced", "publish.drafted")
+CUTTING = ("mig.cut", "mig.claimed", "prepare.sliced", "publish.drafted")
 
 
 def owner(request: str) -> Owner:
@@ -163,7 +162,7 @@ def check_gone(node: Node) -> None:
 
 
 @pytest.mark.parametrize("passed", [1, 3])
-@pytest.mark.parametrize("point", MAKING[1:])
+@pytest.mark.parametrize("point", MAKING)
 def test_killed_while_a_claim_is_prepared(node: Node, point: str, passed: int) -> None:
     """At its first share, and at its last one, a whole GPU."""
     wanted = orders(node)
