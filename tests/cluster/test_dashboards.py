@@ -149,6 +149,9 @@ def check_memory(server: Prometheus, namespace: str, said: Mapping[str, Burnt], 
     assert shown("Memory in use") == pytest.approx(told, rel=TOLERANCE)
     limits = {name: each.total_bytes for name, each in said.items()}
     assert shown("Memory in use", "B") == pytest.approx(limits, rel=TOLERANCE)
+    for title, figure in (("Memory limit", sum(limits.values())), ("Processes", len(said))):
+        (value,) = board.ask(board.titled(title, "stat"), at=at)
+        assert value.value == pytest.approx(figure, rel=TOLERANCE), title
     # Nothing counts the allocations of programs that have a GPU, or its time, as it is.
     counted = said.keys() - {"exclusive", "timeslice"}
     peaks = {name: told[name] / limits[name] for name in counted}

@@ -17,8 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
+import claims
 import installing
 import pytest
+import rights
+import yaml
 from installing import SYSTEM
 from scheduling import placements
 from stories import GIB, GPU_COMPUTE, NodeAgent, burn, burnt, container_id, part
@@ -88,7 +91,8 @@ def bare(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     del testbed_machine
     for reason in filter(None, (proxy.why_not(), dns.why_not())):
         pytest.skip(reason)
-    with Cluster(state=tmp_path_factory.mktemp("deployments")) as cluster:
+    state = tmp_path_factory.mktemp("deployments")
+    with Cluster(state=state, api_server_flags=rights.audit_flags(state)) as cluster:
         cluster.start_proxy()
         cluster.start_dns()
         cluster.import_image(images.allotment_image(allotment.__version__))
@@ -269,6 +273,43 @@ def limit_inside(pods: Pods, name: str) -> int:
     assert error["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
     total: int = said["processes"][0]["device"]["total_bytes"]
     return total
+
+
+USED_ELSEWHERE = {
+    "allotment-agent": {
+        # In test_tenants, by the pods of a lost GPU.
+        ("pods", "delete"),
+    },
+    "allotment-scheduler": set(),
+}
+"""Rights whose use another test sees."""
+
+
+def test_each_right_is_used_and_none_is_missing(installed: Cluster) -> None:
+    installed.helm(
+        *("upgrade", *RELEASE, str(CHART), "--reuse-values"),
+        *("--set", "resourceClaims.enabled=true", "--wait"),
+    )
+    pods = Pods(installed, installed.make_namespace("deployments-rights"))
+    claims.claim(pods, "part", claims.share(memory="4Gi"))
+    pods.create(claims.claiming("claiming", burn("5Gi"), "part"))
+    assert burnt(pods, "claiming").total_bytes == 4 * GIB
+    pods.create(pod("resized", container(["sleep", "1000"], limits=part("4Gi"))))
+    pods.wait_phase("resized", "Running")
+    path = f"/api/v1/namespaces/{pods.namespace}/pods/resized"
+    installed.api.patch(path, {"metadata": {"annotations": {"allotment.dev/resize": "memory:2Gi"}}})
+    for reason in ("large", "large again"):
+        pods.create(pod(reason.replace(" ", "-"), container(["true"], limits=part("90Gi"))))
+    for component in ("agent", "scheduler"):
+        (inside, *_) = pods_of(installed, component)
+        system = Pods(installed, "allotment-system")
+        doctor = ["sh", "-c", "allot doctor; true"]
+        system.exec(inside["metadata"]["name"], doctor, component)
+    given = rights.granted(yaml.safe_load_all(installed.helm("get", "manifest", *RELEASE)))
+    asked = list(rights.requests(installed.state))
+    assert {each for each in asked if each[2] == 403} == set()
+    assert rights.unused(given, asked) == USED_ELSEWHERE
+    pods.delete()
 
 
 def test_shares_outlive_upgrade_rollback_and_uninstall(
