@@ -204,20 +204,23 @@ def _source_layer() -> Layer:
     native = package / "_native" / platform.machine() / "liballotment-shim.so"
     if not native.exists():
         raise TestbedError(f"{native} is missing\n\nhint: make native")
-    files = sorted(
-        path
-        for path in package.rglob("*")
+    files = {
+        path.relative_to(package): path
+        for path in sorted(package.rglob("*"))
         if path.is_file() and path.suffix != ".part" and not _is_cached(path.relative_to(package))
-    )
+    }
+    # As in a wheel: hatch_build.py.
+    for path in sorted((ROOT / "deploy" / "manifests").iterdir()):
+        files[Path("_manifests", path.name)] = path
     content = hashlib.sha256()
-    for path in files:
-        content.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode())
+    for name, path in files.items():
+        content.update(f"{name} {path.stat().st_size}\n".encode())
         content.update(path.read_bytes())
 
     def fill(root: Path) -> None:
         target = root / _SOURCE.lstrip("/") / "allotment"
-        for path in files:
-            destination = target / path.relative_to(package)
+        for name, path in files.items():
+            destination = target / name
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, destination)
         # Images with glibc have all of glibc: the shim is loaded into every program of a container,
