@@ -186,8 +186,8 @@ def gpus_of(
         for each in shares
         if each.owner and each.owner.is_claim and each.owner.resource == driver
     }
-    others = booked([each for each in shares if each.id not in claims])
     everything = booked(shares)
+    others = booked([each for each in shares if each.id not in claims]) if claims else everything
     by_uuid = {each.uuid: each for each in facts.devices} if facts else {}
     gpus = [each for each in state.devices.values() if each.slice_of is None]
     reserved = state.reserved_whole()
