@@ -459,8 +459,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             read=_read_nvidia,
             after=(
                 (
-                    "remove the plugin's chart, or set devicePlugin.enabled=false and gfd.enabled=false"
-                    " in the GPU Operator's"
+                    "remove the plugin's chart, or set devicePlugin.enabled=false and"
+                    " gfd.enabled=false in the GPU Operator's"
                 ),
             ),
         ),
@@ -479,8 +479,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             after=(
                 _NAMESPACES,
                 (
-                    "when `kubectl get pods -A -l hami.io/vgpu-node` lists no pod: helm -n kube-system"
-                    " uninstall hami, then set scheduler.takeOver=[]"
+                    "when `kubectl get pods -A -l hami.io/vgpu-node` lists no pod: helm -n"
+                    " kube-system uninstall hami, then set scheduler.takeOver=[]"
                 ),
             ),
         ),
@@ -499,8 +499,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             after=(
                 _NAMESPACES,
                 (
-                    "remove deviceshare from volcano-scheduler-configmap, and the plugin's DaemonSet;"
-                    " then set scheduler.takeOver=[]"
+                    "remove deviceshare from volcano-scheduler-configmap, and the plugin's"
+                    " DaemonSet; then set scheduler.takeOver=[]"
                 ),
             ),
         ),
@@ -517,9 +517,9 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             after=(
                 _NAMESPACES,
                 (
-                    "delete Deployment gpushare-schd-extender and DaemonSet gpushare-device-plugin-ds,"
-                    " and the extender with aliyun.com/gpu-mem from kube-scheduler's configuration;"
-                    " then set scheduler.takeOver=[]"
+                    "delete Deployment gpushare-schd-extender and DaemonSet"
+                    " gpushare-device-plugin-ds, and the extender with aliyun.com/gpu-mem from"
+                    " kube-scheduler's configuration; then set scheduler.takeOver=[]"
                 ),
             ),
         ),
@@ -536,8 +536,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             after=(
                 _NAMESPACES,
                 (
-                    "remove gpu-admission from kube-scheduler's configuration, and the DaemonSet; then"
-                    " set scheduler.takeOver=[]"
+                    "remove gpu-admission from kube-scheduler's configuration, and the"
+                    " DaemonSet; then set scheduler.takeOver=[]"
                 ),
             ),
         ),
