@@ -358,6 +358,8 @@ def _print_steps(found: MigrationPlan, nodes: Sequence[PlannedNode]) -> None:
 
 def document(found: MigrationPlan) -> dict[str, Any]:
     """Return the document of `allot migrate plan -o json`."""
+    import yaml
+
     return {
         "system": found.system,
         "title": found.title,
@@ -374,18 +376,22 @@ def document(found: MigrationPlan) -> dict[str, Any]:
             }
             for each in found.settings
         ],
-        "values": found.values,
-        "dialects": found.dialects,
+        "values": yaml.safe_dump(found.values, sort_keys=False),
+        "dialects": yaml.safe_dump(found.dialects, sort_keys=False) if found.dialects else None,
         "daemon_sets_with_rule": list(found.shut),
         "nodes": [
             {
                 "name": node.name,
                 "state": node.state,
-                "offers": node.capacity,
+                "offers": [
+                    {"resource": name, "amount": text} for name, text in node.capacity.items()
+                ],
                 "config": node.config,
                 "pods": list(node.pods),
                 "obstacle": node.obstacle or None,
-                "labels": node.departure.labels,
+                "labels": [
+                    {"key": key, "value": value} for key, value in node.departure.labels.items()
+                ],
                 "annotations_removed": list(node.departure.annotations),
                 "daemon_sets": list(node.departure.daemon_sets),
             }
