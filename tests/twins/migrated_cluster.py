@@ -186,6 +186,10 @@ class MigratedCluster:
             return self.nodes.get(parts[-1])
         if "/daemonsets/" in path:
             return self.daemon_sets.get(f"{parts[-3]}/{parts[-1]}")
+        if "/deployments/" in path:
+            wanted = {"name": parts[-1], "namespace": parts[-3]}
+            found = [each for each in self.others["deployments"] if each["metadata"] == wanted]
+            return found[0] if found else None
         return None
 
     def _patch(self, path: str, patch: Json) -> tuple[int, Json]:

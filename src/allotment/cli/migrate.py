@@ -150,6 +150,8 @@ def apply(
 
     async def move(mover: Mover) -> None:
         await mover.check_agent()
+        if any(node.pods and node.state != "moved" for node in chosen):
+            await mover.check_counted(found.take_over)
         await mover.shut_out(found.shut)
         for node in chosen:
             if not await mover.take_over(node.departure):
@@ -242,6 +244,7 @@ def _move(
     timeout_ns: int,
     namespace: str,
 ) -> None:
+    from allotment.kube.errors import KubeError
     from allotment.kube.moving import Mover
 
     async def moved(api: Api) -> None:
@@ -249,10 +252,10 @@ def _move(
 
     try:
         read_of_cluster(kubeconfig, context, moved, rights=_RIGHTS, check=_CHECK)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, KubeError):
         click.echo(
-            "stopped: the node above is closed to new pods. Repeat the command to go on, or run"
-            " `allot migrate back`",
+            "stopped: the last node above may be closed to new pods. Repeat the command to go on,"
+            " or run `allot migrate back`",
             err=True,
         )
         raise

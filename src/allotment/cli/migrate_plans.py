@@ -70,6 +70,8 @@ class MigrationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chart deploy/charts/allotment."""
     dialects: Mapping[str, Any]
     """For `allot scheduler --dialects`: the chart has no value for it."""
+    take_over: tuple[str, ...] = ()
+    """Dialects whose running pods the scheduler has to count."""
     shut: tuple[str, ...]
     """DaemonSets that get a rule to avoid moved nodes, because no label takes them off."""
     nodes: tuple[PlannedNode, ...]
@@ -153,6 +155,7 @@ def make_plan(
         settings=tuple(reading.settings),
         values=_values(evidence, system, plugins, reading, nodes),
         dialects=reading.dialects,
+        take_over=system.take_over,
         shut=tuple(
             str(each) for each in plugins if str(each) in here and not _labels_off(system, each)
         ),
@@ -194,7 +197,7 @@ def _found(
         number = sum(pod.is_of(each) for pod in evidence.pods)
         yield FoundPart("DaemonSet", str(each), f"plugin, {number} pods: leaves each node")
     for each in parts.deployments:
-        yield FoundPart("Deployment", str(each), "stays until all nodes have moved")
+        yield FoundPart("Deployment", str(each), "stays: yours to remove at the end")
     for each in parts.config_maps:
         name = f"{each.metadata.namespace}/{each.metadata.name}"
         yield FoundPart("ConfigMap", name, "settings")
@@ -205,7 +208,7 @@ def _found(
     ):
         for name in names:
             if re.search(system.others, name, re.IGNORECASE):
-                yield FoundPart(kind, name, "stays until all nodes have moved")
+                yield FoundPart(kind, name, "stays: yours to remove at the end")
 
 
 def _nodes(

@@ -104,9 +104,9 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _programs(parts: SystemParts) -> Iterator[tuple[WorkloadObject, str, str]]:
-    """Yield each option of the plugins' containers as a word: `--memory-unit=MiB`, `NAME=value`."""
-    for workload in (*parts.daemon_sets, *parts.deployments):
+def _programs(workloads: Sequence[WorkloadObject]) -> Iterator[tuple[WorkloadObject, str, str]]:
+    """Yield each flag and variable of the containers: `--memory-unit`, `MiB`."""
+    for workload in workloads:
         for each in workload.pod.all_containers:
             for word in (*(each.command or ()), *(each.args or ())):
                 name, _, value = word.partition("=")
@@ -146,7 +146,7 @@ def _read_nvidia(parts: SystemParts) -> Reading:
             reading.drop(where, name, "(text)", "it is not YAML")
         else:
             _nvidia_config(reading, where, name, document, given, is_enforced=parts.is_enforced)
-    named = next((value for _, name, value in _programs(parts) if name == "DEFAULT_CONFIG"), "")
+    named = next((value for _, name, value in _programs(parts.daemon_sets) if name == "DEFAULT_CONFIG"), "")
     if named in reading.configs:
         reading.default_config = named
     elif len(reading.configs) == 1:
@@ -159,7 +159,7 @@ def _nvidia_variables(parts: SystemParts, reading: Reading) -> dict[str, object]
     """Return the plugin's variables that differ from NVIDIA's defaults, by key of the file."""
     from allotment.agent.config.options import NVIDIA_OPTIONS
 
-    words = {name: (str(workload), value) for workload, name, value in _programs(parts)}
+    words = {name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)}
     given: dict[str, object] = {}
     for option in NVIDIA_OPTIONS:
         name = next((each for each in option.env if words.get(each, ("", ""))[1]), "")
@@ -253,7 +253,7 @@ def _summary(document: Mapping[str, Any]) -> str:
 
 def _read_hami(parts: SystemParts) -> Reading:
     reading = _read_vgpu(parts, "hami")
-    for workload, name, value in _programs(parts):
+    for workload, name, value in _programs(parts.deployments):
         key = {
             "--node-scheduler-policy": "nodeSchedulerPolicy",
             "--gpu-scheduler-policy": "gpuSchedulerPolicy",
@@ -346,7 +346,7 @@ def _into_node(reading: Reading, where: str, entry: Mapping[str, Any]) -> None:
 
 def _read_aliyun(parts: SystemParts) -> Reading:
     reading = Reading()
-    for workload, name, value in _programs(parts):
+    for workload, name, value in _programs(parts.daemon_sets):
         if name == "--memory-unit" and value:
             if value == "GiB":
                 reading.carry(f"DaemonSet {workload}", name, value, "the default unit")
@@ -371,7 +371,7 @@ _TENCENT_FLAGS: Final = {
 
 def _read_tencent(parts: SystemParts) -> Reading:
     reading = Reading()
-    for workload, name, value in _programs(parts):
+    for workload, name, value in _programs(parts.daemon_sets):
         # The image's entry point takes its flags from variables, too.
         words = value.split() if name == "EXTRA_FLAGS" else [f"{name}={value}"]
         for word in words:
@@ -409,7 +409,7 @@ def _read_dra(parts: SystemParts) -> Reading:
     reading = Reading(configs={"dra": _CLAIMS}, default_config="dra")
     reading.values = {"scheduler": {"enabled": False}, "kubeScheduler": {"enabled": False}}
     seen = set()
-    for workload, name, value in _programs(parts):
+    for workload, name, value in _programs(parts.daemon_sets):
         if name.strip("-").replace("-", "_").upper() != "FEATURE_GATES":
             continue
         for gate in value.split(","):

@@ -30,6 +30,8 @@ from allotment.model.errors import BusyError, NotFoundError
 from allotment.model.structs import replace
 
 AGENT_SET: Final = "allotment-agent"
+SCHEDULER_SET: Final = "allotment-scheduler"
+_TAKE_OVER: Final = "--take-over="
 _OURS: Final = "allotment.dev/"
 _RULE: Final = {"key": MOVED_LABEL, "operator": "DoesNotExist"}
 _NAMED: Final = 5
@@ -122,6 +124,20 @@ class Mover:
                 hint=f'its nodeSelector must have {AGENT_LABEL}: "true"; {values}',
             )
 
+    async def check_counted(self, systems: Sequence[str]) -> None:
+        """Raise unless the scheduler counts the running pods of these systems, by their records."""
+        path = f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{SCHEDULER_SET}"
+        found = await find(self._api, path, _WORKLOAD, asked=f"get deployment {SCHEDULER_SET}")
+        words = [] if found is None else [w for c in found.pod.all_containers for w in c.args or ()]
+        named = next((w for w in words if w.startswith(_TAKE_OVER)), _TAKE_OVER)
+        missing = set(systems) - set(named.removeprefix(_TAKE_OVER).split(","))
+        if missing:
+            raise BusyError(
+                "Allotment's scheduler would place pods on GPUs that the old system's running pods"
+                f" have: it has no {_TAKE_OVER}{','.join(sorted(missing))}",
+                hint="install it with the plan's values (scheduler.takeOver), or drain the nodes",
+            )
+
     async def shut_out(self, names: Sequence[str]) -> None:
         """Make DaemonSets avoid nodes that moved. Their other pods are replaced, one by one."""
         for name in names:
@@ -179,15 +195,14 @@ class Mover:
             )
         if record is not None and record.step == "moved" and _has(node, departure.labels):
             return False
-        if record is None or record.step == "returning":
-            record = MoveRecord(
-                system=departure.system,
-                labels={key: node.labels.get(key) for key in departure.labels}
-                | (dict(record.labels) if record else {}),
-                daemon_sets=departure.daemon_sets,
-                cordoned=record.cordoned if record else not node.spec.unschedulable,
-                step="leaving",
-            )
+        record = MoveRecord(
+            system=departure.system,
+            labels={key: node.labels.get(key) for key in departure.labels}
+            | (dict(record.labels) if record else {}),
+            daemon_sets=departure.daemon_sets,
+            cordoned=_is_cordoned_here(node, record),
+            step="leaving",
+        )
         self._report(f"node {name}: closed to new pods")
         await self._write(name, record, spec={"unschedulable": True})
         await self._wait_started(name, departure.resources)
@@ -197,7 +212,7 @@ class Mover:
         await self._wait(
             name,
             lambda pods: [
-                str(pod) for pod in pods if any(each and pod.is_of(each) for each in old)
+                str(pod) for pod in pods if any(pod.is_of(each) for each in old)
             ],
             "the old plugin to leave",
             "check whether another program (an operator, Argo CD, Flux) writes its DaemonSet again",
@@ -232,16 +247,18 @@ class Mover:
                 f"node {name} was not moved by `allot migrate apply`",
                 hint="`allot migrate plan` lists the nodes that were",
             )
-        old = [await self._set(each) for each in record.daemon_sets]
-        for each, found in zip(record.daemon_sets, old, strict=True):
+        old = []
+        for each in record.daemon_sets:
+            found = await self._set(each)
             if found is None:
                 raise NotFoundError(
                     f"node {name}: DaemonSet {each} is gone, so the node would have no plugin",
                     hint=f"install {record.system} again, then repeat this command",
                 )
+            old.append(found)
         if not keeps_pods:
             self._refuse_users(name, await self._pods(name))
-        record = replace(record, step="returning")
+        record = replace(record, step="returning", cordoned=_is_cordoned_here(node, record))
         self._report(f"node {name}: closed to new pods")
         await self._write(name, record, spec={"unschedulable": True})
         await self._wait_started(name, rf"nvidia\.com/.*|{re.escape(_OURS)}.*")
@@ -259,7 +276,7 @@ class Mover:
             lambda pods: [
                 f"{each} is not ready"
                 for each in old
-                if each and not any(pod.is_of(each) and pod.is_ready for pod in pods)
+                if not any(pod.is_of(each) and pod.is_ready for pod in pods)
             ],
             "the old plugin",
             "see the DaemonSet's pods: kubectl get pods -A -o wide",
@@ -314,18 +331,23 @@ class Mover:
         await self._write(name, None if removes else record, spec=spec)
 
     async def _wait_started(self, node: str, resources: str) -> None:
-        """Wait for pods that are bound and not started: without a plugin the kubelet fails them."""
+        """Wait for pods that are bound and not started: without a plugin the kubelet fails them.
+
+        It looks twice: a scheduler may bind a pod that it placed before the cordon.
+        """
         pattern = re.compile(resources)
-        await self._wait(
-            node,
-            lambda pods: [
-                f"{pod} is starting"
-                for pod in pods
-                if pod.status.phase == "Pending" and any(map(pattern.fullmatch, pod.asks))
-            ],
-            "pods that start",
-            "delete the pods that cannot start, or wait for their images",
-        )
+        for pause_s in (self._poll_s, 0.0):
+            await self._wait(
+                node,
+                lambda pods: [
+                    f"{pod} is starting"
+                    for pod in pods
+                    if pod.status.phase == "Pending" and any(map(pattern.fullmatch, pod.asks))
+                ],
+                "pods that start",
+                "delete the pods that cannot start, or wait for their images",
+            )
+            await asyncio.sleep(pause_s)
 
     async def _wait(
         self,
@@ -346,9 +368,8 @@ class Mover:
         except TimeoutError as error:
             raise BusyError(
                 f"node {node} waited {self._timeout_s:g} s for {what}:"
-                f" {'; '.join(found[:_NAMED]) or 'no answer'}. It is closed to new pods until the"
-                " move goes on",
-                hint=f"{hint}. Then repeat this command, or run `allot migrate back {node}`",
+                f" {'; '.join(found[:_NAMED]) or 'no answer'}; it stays closed to new pods",
+                hint=f"{hint}; then repeat this command, or run `allot migrate back {node}`",
             ) from error
 
     @staticmethod
@@ -364,6 +385,13 @@ class Mover:
                 f" {', '.join(users[:_NAMED])}",
                 hint=f"drain the node, or add --keep-pods: allot migrate back --keep-pods {node}",
             )
+
+
+def _is_cordoned_here(node: MovedNode, record: MoveRecord | None) -> bool:
+    """Return whether the cordon of a move is its own: not if the user cordoned the node before."""
+    if record is None or record.step == "moved":
+        return not node.spec.unschedulable
+    return record.cordoned
 
 
 def _has(node: MovedNode, labels: Mapping[str, str | None]) -> bool:

@@ -108,6 +108,10 @@ def nvidia(cluster: MigratedCluster) -> None:
 
 def agent(cluster: MigratedCluster, plan: dict[str, Any]) -> None:
     """What helm installs with the plan's values."""
+    systems = plan["values"]["scheduler"].get("takeOver", ())
+    args = ["scheduler", *([f"--take-over={','.join(systems)}"] if systems else ())]
+    template = {"spec": {"containers": [container("scheduler", args=args)]}}
+    cluster.add("deployments", "allotment-system/allotment-scheduler", spec={"template": template})
     cluster.add_daemon_set(
         AGENT,
         selector={
@@ -398,6 +402,20 @@ def test_settings_of_others(terminal: Terminal, system: str, name: str, becomes:
     said = terminal.settings()
     assert said[name].startswith(becomes)
     assert "MPSSupport" not in said
+
+
+def test_pods_that_no_scheduler_would_count_hold_their_node(terminal: Terminal) -> None:
+    cluster = terminal.cluster
+    hami(cluster)
+    plan = terminal.plan()
+    del plan["values"]["scheduler"]["takeOver"]
+    agent(cluster, plan)
+    done = terminal.run("apply", "--yes")
+    assert done.exit_code == 7
+    assert "it has no --take-over=hami" in done.stderr
+    assert cluster.writes == []
+    del cluster.users["ml/old"]
+    assert terminal.run("apply", "--yes").exit_code == 0
 
 
 def test_a_claim_holds_its_node(terminal: Terminal) -> None:

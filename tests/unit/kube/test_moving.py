@@ -139,6 +139,24 @@ def test_a_cordon_of_the_user_stays(cluster: MigratedCluster) -> None:
     assert cluster.is_cordoned("a")
 
 
+def test_a_cordon_after_the_move_stays(cluster: MigratedCluster) -> None:
+    take(cluster)
+    cluster.nodes["a"]["spec"]["unschedulable"] = True
+    give(cluster)
+    assert cluster.is_cordoned("a")
+
+
+def test_a_label_that_is_set_again_is_taken_off_again(cluster: MigratedCluster) -> None:
+    """As an operator may do. The record keeps the first value."""
+    take(cluster)
+    cluster.nodes["a"]["metadata"]["labels"].update(ON)
+    cluster.reconcile()
+    take(cluster)
+    assert cluster.on("a") == {AGENT}
+    give(cluster)
+    assert cluster.labels("a") == ON
+
+
 def test_a_plugin_that_stays_is_named_and_the_next_apply_goes_on(cluster: MigratedCluster) -> None:
     cluster.stuck.add(PLUGIN)
     with pytest.raises(BusyError, match=r"node a waited 0.2 s for the old plugin to leave: gpu/"):
