@@ -135,7 +135,12 @@ def apply(
     For each node: no new pods (cordon); wait for pods that are starting; the old plugin leaves; the
     agent starts; new pods again. Running pods are not ended. The first failure stops it, and names
     the node and its state. After a failure or Ctrl-C, repeat the command: it goes on.
-    """
+
+    \b
+    Examples:
+      kubectl allot migrate apply gpu-node-1 --dry-run
+      kubectl allot migrate apply --yes
+    """  # noqa: D301 - click's mark
     found = _read_plan(kubeconfig, context, system)
     chosen = _chosen(found, nodes)
     if any(node.obstacle for node in chosen):
@@ -185,7 +190,12 @@ def back(
 
     Labels get the values that they had before. When no node is left, the rule in the old DaemonSets
     is removed, too. Running pods are not ended, and keep their limits.
-    """
+
+    \b
+    Examples:
+      kubectl allot migrate back gpu-node-1
+      kubectl allot migrate back --dry-run
+    """  # noqa: D301 - click's mark
     moved = _read_moved(kubeconfig, context)
     chosen = [name for name in moved if not nodes or name in nodes]
     missing = [name for name in nodes if name not in moved]

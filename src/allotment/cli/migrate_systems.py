@@ -146,7 +146,8 @@ def _read_nvidia(parts: SystemParts) -> Reading:
             reading.drop(where, name, "(text)", "it is not YAML")
         else:
             _nvidia_config(reading, where, name, document, given, is_enforced=parts.is_enforced)
-    named = next((value for _, name, value in _programs(parts.daemon_sets) if name == "DEFAULT_CONFIG"), "")
+    variables = {name: value for _, name, value in _programs(parts.daemon_sets)}
+    named = variables.get("DEFAULT_CONFIG", "")
     if named in reading.configs:
         reading.default_config = named
     elif len(reading.configs) == 1:
@@ -159,7 +160,9 @@ def _nvidia_variables(parts: SystemParts, reading: Reading) -> dict[str, object]
     """Return the plugin's variables that differ from NVIDIA's defaults, by key of the file."""
     from allotment.agent.config.options import NVIDIA_OPTIONS
 
-    words = {name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)}
+    words = {
+        name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)
+    }
     given: dict[str, object] = {}
     for option in NVIDIA_OPTIONS:
         name = next((each for each in option.env if words.get(each, ("", ""))[1]), "")

@@ -99,7 +99,7 @@ class Mover:
         *,
         report: Callable[[str], None],
         timeout_s: float,
-        poll_s: float = 1.0,
+        poll_s: float = 0.5,
         namespace: str = SYSTEM,
     ) -> None:
         """`report` gets a line for each step; `timeout_s` is the longest wait for one."""
@@ -203,16 +203,22 @@ class Mover:
             cordoned=_is_cordoned_here(node, record),
             step="leaving",
         )
+        # Where another program set the old labels again, plugin and agent are both there.
+        is_mixed = AGENT_LABEL in node.labels and not _has(node, departure.labels)
+        off = {**departure.labels, MOVED_LABEL: record.system}
         self._report(f"node {name}: closed to new pods")
         await self._write(name, record, spec={"unschedulable": True})
         await self._wait_started(name, departure.resources)
-        await self._write(name, record, labels={**departure.labels, MOVED_LABEL: record.system})
+        await self._write(name, record, labels=off | ({AGENT_LABEL: None} if is_mixed else {}))
         sets = [await self._set(each) for each in departure.daemon_sets]
         old = [each for each in sets if each is not None]
         await self._wait(
             name,
             lambda pods: [
-                str(pod) for pod in pods if any(pod.is_of(each) for each in old)
+                str(pod)
+                for pod in pods
+                if any(pod.is_of(each) for each in old)
+                or (is_mixed and self._is_agent(pod, is_ready=False))
             ],
             "the old plugin to leave",
             "check whether another program (an operator, Argo CD, Flux) writes its DaemonSet again",
