@@ -171,9 +171,12 @@ class MigratedCluster:
             "/apis/apps/v1/daemonsets": list(self.daemon_sets.values()),
         } | {each: self.others[name] for each, name in _LISTS.items()}
         if path in lists:
-            node = query.get("fieldSelector", [""])[0].removeprefix("spec.nodeName=")
+            field, _, wanted = query.get("fieldSelector", [""])[0].partition("=")
             items = [
-                each for each in lists[path] if not node or each["spec"].get("nodeName") == node
+                each
+                for each in lists[path]
+                if not field
+                or wanted == (each["spec"].get("nodeName") if "spec" in field else _name(each))
             ]
             return 200, {"metadata": {}, "items": copy.deepcopy(items)}
         found = copy.deepcopy(self._find(path))
@@ -183,7 +186,7 @@ class MigratedCluster:
     def _find(self, path: str) -> Json | None:
         parts = path.split("/")
         if path.startswith("/api/v1/nodes/"):
-            return self.nodes.get(parts[-1])
+            return self.nodes.get(parts[4])
         if "/daemonsets/" in path:
             return self.daemon_sets.get(f"{parts[-3]}/{parts[-1]}")
         if "/deployments/" in path:
@@ -224,6 +227,10 @@ class MigratedCluster:
                     self.plugins.pop(key, None)
         for key in [key for key in self.plugins if key[0] not in self.daemon_sets]:
             del self.plugins[key]
+
+
+def _name(each: Json) -> object:
+    return each["metadata"]["name"]
 
 
 def _pod(

@@ -4,7 +4,7 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from allotment.cli.options import (
     state_option,
     usual_kubeconfig,
 )
+
+if TYPE_CHECKING:
+    from allotment.kube.nodes import Wanted
 
 _METRICS = "127.0.0.1:9446"
 
@@ -158,19 +161,27 @@ def command(
     run(settings)
 
 
-def _remove(kubeconfig: Path | None) -> None:
-    """Remove the agents' fields from all nodes. An agent that still runs writes them again."""
-    with installed("allot agent", extra="kubernetes"):
-        from allotment.agent.health.watching import CONDITION
-        from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
-        from allotment.kube.clients import connect
-        from allotment.kube.inventories import DEVICES
-        from allotment.kube.nodes import NodeCondition, Wanted, remove_fields
-    unwanted = Wanted(
+def agent_fields() -> "Wanted":
+    """Return the fields that an agent writes into its node, beside its labels."""
+    from allotment.agent.health.watching import CONDITION
+    from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
+    from allotment.kube.inventories import DEVICES
+    from allotment.kube.nodes import NodeCondition, Wanted
+
+    return Wanted(
         quantities=dict.fromkeys((GPU_SHARE, GPU_MEMORY, GPU_COMPUTE), 0),
         conditions={CONDITION: NodeCondition(status="Unknown")},
         annotations={DEVICES: None},
     )
+
+
+def _remove(kubeconfig: Path | None) -> None:
+    """Remove the agents' fields from all nodes. An agent that still runs writes them again."""
+    with installed("allot agent", extra="kubernetes"):
+        from allotment.kube.clients import connect
+        from allotment.kube.nodes import remove_fields
+
+        unwanted = agent_fields()
 
     async def run() -> tuple[str, ...]:
         async with connect(kubeconfig) as api:

@@ -23,13 +23,13 @@ from allotment.model.errors import BusyError, NotFoundError
 from allotment.model.formats import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from allotment.cli.migrate_plans import MigrationPlan, PlannedNode
     from allotment.kube.clients import Api
     from allotment.kube.moving import Mover
 
-_RIGHTS: Final = "list nodes, pods, daemonsets and configmaps, and patch nodes and daemonsets"
+_RIGHTS: Final = "list nodes, pods, daemonsets and configmaps, and patch nodes, their status and daemonsets"
 _CHECK: Final = "patch nodes"
 _NAMED: Final = 5
 
@@ -249,16 +249,24 @@ def _read_moved(kubeconfig: Path | None, context: str | None) -> dict[str, str]:
 def _move(
     kubeconfig: Path | None,
     context: str | None,
-    move: Any,  # noqa: ANN401 - a coroutine function of a Mover
+    move: Callable[[Mover], Awaitable[None]],
     *,
     timeout_ns: int,
     namespace: str,
 ) -> None:
+    from allotment.cli.agent import agent_fields
     from allotment.kube.errors import KubeError
     from allotment.kube.moving import Mover
 
     async def moved(api: Api) -> None:
-        await move(Mover(api, report=click.echo, timeout_s=timeout_ns / 1e9, namespace=namespace))
+        mover = Mover(
+            api,
+            report=click.echo,
+            timeout_s=timeout_ns / 1e9,
+            namespace=namespace,
+            agent_fields=agent_fields(),
+        )
+        await move(mover)
 
     try:
         read_of_cluster(kubeconfig, context, moved, rights=_RIGHTS, check=_CHECK)

@@ -26,6 +26,7 @@ from allotment.kube.migrations import (
     NeighbourPod,
     WorkloadObject,
 )
+from allotment.kube.nodes import Wanted, remove_fields
 from allotment.model.errors import BusyError, NotFoundError
 from allotment.model.structs import replace
 
@@ -101,12 +102,17 @@ class Mover:
         timeout_s: float,
         poll_s: float = 0.5,
         namespace: str = SYSTEM,
+        agent_fields: Wanted | None = None,
     ) -> None:
-        """`report` gets a line for each step; `timeout_s` is the longest wait for one."""
+        """`report` gets a line for each step; `timeout_s` is the longest wait for one.
+
+        `agent_fields`: what an agent writes into its node, which is removed on the way back.
+        """
         self._api = api
         self._report = report
         self._timeout_s, self._poll_s = timeout_s, poll_s
         self._namespace = namespace
+        self._agent_fields = agent_fields
 
     async def check_agent(self) -> None:
         """Raise unless the agent is installed, and only on nodes with `AGENT_LABEL`."""
@@ -275,6 +281,8 @@ class Mover:
             "the agent to leave",
             f"kubectl -n {self._namespace} get daemonset {AGENT_SET} -o yaml",
         )
+        if self._agent_fields is not None:
+            await remove_fields(self._api, unwanted=self._agent_fields, node_name=name)
         self._report(f"node {name}: the agent has left")
         await self._write(name, record, labels={MOVED_LABEL: None, **record.labels})
         await self._wait(

@@ -158,6 +158,26 @@ def test_nvidias_plugin_there_and_back(terminal: Terminal) -> None:
     assert not any(cluster.is_cordoned(name) for name in cluster.nodes)
 
 
+def test_the_way_back_removes_what_the_agent_wrote(terminal: Terminal) -> None:
+    """Otherwise a scheduler would go on to send pods to the node."""
+    cluster = terminal.cluster
+    nvidia(cluster)
+    agent(cluster, terminal.plan())
+    assert terminal.run("apply", "--yes").exit_code == 0
+    for node in cluster.nodes.values():
+        node["metadata"]["annotations"] |= {
+            "allotment.dev/devices": "{}",
+            "allotment.dev/labels": "nvidia.com/gpu.count",
+        }
+        node["metadata"]["labels"]["nvidia.com/gpu.count"] = "2"
+        node["status"]["capacity"]["allotment.dev/gpu-compute"] = "200"
+    assert terminal.run("back", "gpu-1", "--yes").exit_code == 0
+    assert cluster.nodes["gpu-1"]["metadata"]["annotations"] == {}
+    assert cluster.labels("gpu-1") == {"nvidia.com/gpu.present": "true"}
+    assert cluster.nodes["gpu-1"]["status"]["capacity"] == GPUS
+    assert "allotment.dev/devices" in cluster.nodes["gpu-2"]["metadata"]["annotations"]
+
+
 def test_nvidias_settings(terminal: Terminal) -> None:
     nvidia(terminal.cluster)
     plan = terminal.plan()
