@@ -16,7 +16,7 @@ import msgspec
 from allotment.cli.migrate_systems import (
     OLD_SYSTEMS,
     OldSystem,
-    Reading,
+    CarriedSettings,
     Setting,
     SystemParts,
 )
@@ -178,7 +178,7 @@ def _labels_off(system: OldSystem, workload: WorkloadObject) -> dict[str, str | 
     return {key: value for key, value in system.labels.items() if key in selector}
 
 
-def _before(reading: Reading) -> Iterator[str]:
+def _before(reading: CarriedSettings) -> Iterator[str]:
     yield (
         "install Allotment: allot migrate plan -o values >values.yaml; helm install allotment"
         " deploy/charts/allotment -n allotment-system --create-namespace -f values.yaml"
@@ -201,6 +201,8 @@ def _found(
     for each in parts.config_maps:
         name = f"{each.metadata.namespace}/{each.metadata.name}"
         yield FoundPart("ConfigMap", name, "settings")
+    for name in _runtime_classes(parts.daemon_sets):
+        yield FoundPart("RuntimeClass", name, "of the plugin: agent.runtimeClassName")
     for kind, names in (
         ("MutatingWebhookConfiguration", evidence.webhooks),
         ("RuntimeClass", evidence.runtime_classes),
@@ -215,7 +217,7 @@ def _nodes(
     evidence: MigrationEvidence,
     system: OldSystem,
     plugins: Sequence[WorkloadObject],
-    reading: Reading,
+    reading: CarriedSettings,
 ) -> Iterator[PlannedNode]:
     on: dict[str, list[NeighbourPod]] = {}
     for pod in evidence.pods:
@@ -276,11 +278,15 @@ def _offered(system: OldSystem, node: MovedNode) -> dict[str, str]:
     }
 
 
+def _runtime_classes(plugins: Sequence[WorkloadObject]) -> list[str]:
+    return sorted({each.pod.runtime_class_name or "" for each in plugins} - {""})
+
+
 def _values(
     evidence: MigrationEvidence,
     system: OldSystem,
     plugins: Sequence[WorkloadObject],
-    reading: Reading,
+    reading: CarriedSettings,
     nodes: Sequence[PlannedNode],
 ) -> dict[str, Any]:
     agent: dict[str, Any] = {
@@ -307,7 +313,7 @@ def _values(
             for key in ("nvidia.com/gpu", "allotment.dev/gpu")
         ]
         agent["tolerations"] = usual + more
-    classes = {each.pod.runtime_class_name for each in plugins} - {None, ""}
+    classes = _runtime_classes(plugins)
     if len(classes) == 1:
         (agent["runtimeClassName"],) = classes
     values: dict[str, Any] = {"agent": agent, **reading.values}

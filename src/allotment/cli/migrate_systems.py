@@ -38,7 +38,7 @@ class Setting(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Reading(msgspec.Struct):
+class CarriedSettings(msgspec.Struct):
     """What a system's settings become. Filled by its reader."""
 
     settings: list[Setting] = msgspec.field(default_factory=list)
@@ -93,7 +93,7 @@ class OldSystem(msgspec.Struct, frozen=True, kw_only=True):
     """For the chart's `scheduler.takeOver`: its running pods count by their records."""
     needs_drain: bool = False
     """Its running pods cannot stay: the kubelet would ask the new plugin to end their devices."""
-    read: Callable[[SystemParts], Reading]
+    read: Callable[[SystemParts], CarriedSettings]
     before: tuple[str, ...] = ()
     """What the user does before `apply`."""
     after: tuple[str, ...] = ()
@@ -131,8 +131,8 @@ def _document(text: str) -> dict[str, Any] | None:
 # ---- NVIDIA's device plugin ----------------------------------------------------------------------
 
 
-def _read_nvidia(parts: SystemParts) -> Reading:
-    reading = Reading(default_config="default")
+def _read_nvidia(parts: SystemParts) -> CarriedSettings:
+    reading = CarriedSettings(default_config="default")
     given = _nvidia_variables(parts, reading)
     found = {
         name: (_map_name(each), text)
@@ -156,7 +156,7 @@ def _read_nvidia(parts: SystemParts) -> Reading:
     return reading
 
 
-def _nvidia_variables(parts: SystemParts, reading: Reading) -> dict[str, object]:
+def _nvidia_variables(parts: SystemParts, reading: CarriedSettings) -> dict[str, object]:
     """Return the plugin's variables that differ from NVIDIA's defaults, by key of the file."""
     from allotment.agent.config.options import NVIDIA_OPTIONS
 
@@ -192,7 +192,7 @@ def _typed(value: str, kind: OptionKind) -> object:
 
 
 def _nvidia_config(
-    reading: Reading,
+    reading: CarriedSettings,
     where: str,
     name: str,
     document: dict[str, Any],
@@ -254,7 +254,7 @@ def _summary(document: Mapping[str, Any]) -> str:
 # ---- HAMi and Volcano ----------------------------------------------------------------------------
 
 
-def _read_hami(parts: SystemParts) -> Reading:
+def _read_hami(parts: SystemParts) -> CarriedSettings:
     reading = _read_vgpu(parts, "hami")
     for workload, name, value in _programs(parts.deployments):
         key = {
@@ -263,16 +263,36 @@ def _read_hami(parts: SystemParts) -> Reading:
         }.get(name)
         if key and value:
             _into_dialect(reading, "hami", f"Deployment {workload}", {key: value})
+    for workload, name, value in _programs(parts.daemon_sets):
+        where = f"DaemonSet {workload}"
+        if name == "--disable-core-limit" and value == "true":
+            _into_dialect(reading, "hami", where, {"disableCoreLimit": True})
+        elif name == "--mig-strategy" and value not in {"", "none"}:
+            reading.drop(where, name, value, "slices are cut on request: see `modes` of a rule")
     return reading
 
 
-def _read_volcano(parts: SystemParts) -> Reading:
-    return _read_vgpu(parts, "volcano")
+def _read_volcano(parts: SystemParts) -> CarriedSettings:
+    reading = _read_vgpu(parts, "volcano")
+    for each in parts.config_maps:
+        for text in (each.data or {}).values():
+            for name, value in _deviceshare(_document(text) or {}):
+                reason = "scheduler.policy and gpuPolicy of the chart choose nodes and GPUs"
+                reading.drop(_map_name(each), name, value, reason)
+    return reading
 
 
-def _read_vgpu(parts: SystemParts, dialect: str) -> Reading:
+def _deviceshare(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the arguments of Volcano's plugin `deviceshare`."""
+    for tier in document.get("tiers") or ():
+        for plugin in (tier or {}).get("plugins") or ():
+            if plugin.get("name") == "deviceshare":
+                yield from (plugin.get("arguments") or {}).items()
+
+
+def _read_vgpu(parts: SystemParts, dialect: str) -> CarriedSettings:
     """Read `device-config.yaml` (the cluster's settings) and `config.json` (those of nodes)."""
-    reading = Reading()
+    reading = CarriedSettings()
     for each in parts.config_maps:
         data = each.data or {}
         document = _document(data.get("device-config.yaml", "")) or {}
@@ -287,7 +307,7 @@ def _read_vgpu(parts: SystemParts, dialect: str) -> Reading:
 
 
 def _into_dialect(
-    reading: Reading, dialect: str, where: str, section: Mapping[str, object]
+    reading: CarriedSettings, dialect: str, where: str, section: Mapping[str, object]
 ) -> None:
     """Carry the settings that the dialect has, one by one, so that one bad value drops itself."""
     from allotment.dialects.foreign.hami import IGNORED
@@ -323,7 +343,7 @@ _NODE_REASONS: Final = {
 }
 
 
-def _into_node(reading: Reading, where: str, entry: Mapping[str, Any]) -> None:
+def _into_node(reading: CarriedSettings, where: str, entry: Mapping[str, Any]) -> None:
     node = str(entry["name"])
     document: dict[str, Any] = {"version": "v1"}
     modes = _PARTS.get(str(entry.get("operatingmode", "")))
@@ -347,8 +367,8 @@ def _into_node(reading: Reading, where: str, entry: Mapping[str, Any]) -> None:
 # ---- Aliyun, Tencent -----------------------------------------------------------------------------
 
 
-def _read_aliyun(parts: SystemParts) -> Reading:
-    reading = Reading()
+def _read_aliyun(parts: SystemParts) -> CarriedSettings:
+    reading = CarriedSettings()
     for workload, name, value in _programs(parts.daemon_sets):
         if name == "--memory-unit" and value:
             if value == "GiB":
@@ -372,8 +392,8 @@ _TENCENT_FLAGS: Final = {
 }
 
 
-def _read_tencent(parts: SystemParts) -> Reading:
-    reading = Reading()
+def _read_tencent(parts: SystemParts) -> CarriedSettings:
+    reading = CarriedSettings()
     for workload, name, value in _programs(parts.daemon_sets):
         # The image's entry point takes its flags from variables, too.
         words = value.split() if name == "EXTRA_FLAGS" else [f"{name}={value}"]
@@ -408,8 +428,8 @@ allotment:
 """
 
 
-def _read_dra(parts: SystemParts) -> Reading:
-    reading = Reading(configs={"dra": _CLAIMS}, default_config="dra")
+def _read_dra(parts: SystemParts) -> CarriedSettings:
+    reading = CarriedSettings(configs={"dra": _CLAIMS}, default_config="dra")
     reading.values = {"scheduler": {"enabled": False}, "kubeScheduler": {"enabled": False}}
     seen = set()
     for workload, name, value in _programs(parts.daemon_sets):
@@ -495,7 +515,7 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             resources=r"volcano\.sh/(vgpu|gpu)-.*",
             labels={},
             annotations=("volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake"),
-            config_maps=r"volcano-vgpu-(device|node)-config",
+            config_maps=r"volcano-vgpu-(device|node)-config|volcano-scheduler-configmap",
             take_over=("volcano", "volcano-gpushare"),
             read=_read_volcano,
             before=(_IGNORE,),

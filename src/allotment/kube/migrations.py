@@ -56,20 +56,12 @@ class _Volume(Narrow):
     config_map: _ConfigMapSource | None = None
 
 
-class _Toleration(Narrow, omit_defaults=True):
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-
-
 class _PodSpec(Narrow):
     node_name: str = ""
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
-    tolerations: list[_Toleration] | None = None
     volumes: list[_Volume] | None = None
     runtime_class_name: str | None = None
     resource_claims: list[dict[str, Any]] | None = None

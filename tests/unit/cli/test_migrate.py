@@ -249,8 +249,11 @@ def hami(cluster: MigratedCluster) -> None:
     )
     annotations = cluster.nodes["gpu-1"]["metadata"]["annotations"]
     annotations["hami.io/node-nvidia-register"] = "[]"
+    flags = ["--mig-strategy=mixed", "--disable-core-limit=true"]
     cluster.add_daemon_set(
-        "kube-system/hami-device-plugin", image="projecthami/hami:v2.10", selector={"gpu": "on"}
+        "kube-system/hami-device-plugin",
+        selector={"gpu": "on"},
+        containers=[container(image="projecthami/hami:v2.10", command=["plugin", *flags])],
     )
     args = ["--node-scheduler-policy=spread", "--gpu-scheduler-policy="]
     image = "projecthami/hami:v2.10"
@@ -284,6 +287,10 @@ def volcano(cluster: MigratedCluster) -> None:
     cluster.add_daemon_set("kube-system/volcano-device-plugin", image=image)
     data = {"device-config.yaml": yaml.safe_dump({"nvidia": {"gpuMemoryFactor": 10}})}
     cluster.add("config_maps", "kube-system/volcano-vgpu-device-config", data=data)
+    plugin = {"name": "deviceshare", "arguments": {"deviceshare.SchedulePolicy": "binpack"}}
+    tiers = [{"plugins": [{"name": "gang"}]}, {"plugins": [plugin]}]
+    data = {"volcano-scheduler.conf": yaml.safe_dump({"actions": "allocate", "tiers": tiers})}
+    cluster.add("config_maps", "volcano-system/volcano-scheduler-configmap", data=data)
     cluster.add_pod("ml/old", "gpu-1", {"volcano.sh/vgpu-number": "1"})
 
 
@@ -384,7 +391,12 @@ def test_hamis_settings(terminal: Terminal) -> None:
     hami(terminal.cluster)
     plan = terminal.plan()
     assert plan["dialects"] == {
-        "hami": {"defaultMemory": 4000, "gpuCorePolicy": "force", "nodeSchedulerPolicy": "spread"}
+        "hami": {
+            "defaultMemory": 4000,
+            "gpuCorePolicy": "force",
+            "nodeSchedulerPolicy": "spread",
+            "disableCoreLimit": True,
+        }
     }
     said = terminal.settings()
     assert said["deviceSplitCount"] == "no: a GPU takes as many shares as fit"
@@ -408,6 +420,8 @@ def test_hamis_settings(terminal: Terminal) -> None:
     ("system", "name", "becomes"),
     [
         ("volcano", "gpuMemoryFactor", "--dialects: volcano.gpuMemoryFactor"),
+        ("volcano", "deviceshare.SchedulePolicy", "no: scheduler.policy and"),
+        ("hami", "--mig-strategy", "no: slices are cut on request"),
         ("aliyun", "--memory-unit", "--dialects: aliyun.memoryUnit"),
         ("aliyun", "--health-check", "no: health is always checked"),
         ("tencent", "--share-mode", "no: GPUs are always shared"),
