@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from allotment.kube.clients import Api
     from allotment.kube.moving import Mover
 
-_RIGHTS: Final = "list nodes, pods, daemonsets and configmaps, and patch nodes, their status and daemonsets"
+_RIGHTS: Final = (
+    "list nodes, pods, daemonsets and configmaps, and patch nodes, their status and daemonsets"
+)
 _CHECK: Final = "patch nodes"
 _NAMED: Final = 5
 

@@ -35,53 +35,63 @@ SCHEDULER_SET: Final = "allotment-scheduler"
 _TAKE_OVER: Final = "--take-over="
 _OURS: Final = "allotment.dev/"
 _RULE: Final = {"key": MOVED_LABEL, "operator": "DoesNotExist"}
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_TERMS: Final = "nodeSelectorTerms"
+_RULES: Final = "matchExpressions"
 _NAMED: Final = 5
 
 # ---- DaemonSets that avoid moved nodes -----------------------------------------------------------
 
 
 def shut(affinity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the affinity with the rule that the node has not moved, in each of its terms."""
+    """Return the affinity with the rule that the node has not moved, in each of its terms.
+
+    Terms are alternatives, and an empty one matches no node.
+    """
     nodes, required = _required(affinity)
-    terms = required.get("nodeSelectorTerms") or [{}]
     ruled = [
-        term
-        if _RULE in (term.get("matchExpressions") or ())
-        else {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), _RULE]}
-        for term in terms
+        term if not term or _has_rule(term) else {**term, _RULES: [*_rules(term), _RULE]}
+        for term in required.get(_TERMS) or [{_RULES: [_RULE]}]
     ]
-    required = {**required, "nodeSelectorTerms": ruled}
-    nodes = {**nodes, "requiredDuringSchedulingIgnoredDuringExecution": required}
+    nodes = {**nodes, _REQUIRED: {**required, _TERMS: ruled}}
     return {**(affinity or {}), "nodeAffinity": nodes}
 
 
 def opened(affinity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the affinity without that rule, and without parts that it leaves empty."""
+    """Return the affinity without that rule, and without parts that only it is in."""
     nodes, required = _required(affinity)
+    if not any(_has_rule(term) for term in required.get(_TERMS) or ()):
+        return dict(affinity or {})
     terms = []
-    for term in required.get("nodeSelectorTerms") or ():
-        rules = [each for each in term.get("matchExpressions") or () if each != _RULE]
-        rest = {key: value for key, value in term.items() if key != "matchExpressions"}
-        if rules:
-            rest["matchExpressions"] = rules
-        if rest:
-            terms.append(rest)
-    nodes = {k: v for k, v in nodes.items() if not k.startswith("required")}
+    for term in required[_TERMS]:
+        rules = [each for each in _rules(term) if each != _RULE]
+        rest = {key: value for key, value in term.items() if key != _RULES}
+        left = rest | ({_RULES: rules} if rules else {})
+        if left or not term:
+            terms.append(left)
+    nodes = {key: value for key, value in nodes.items() if key != _REQUIRED}
     if terms:
-        nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+        nodes[_REQUIRED] = {**required, _TERMS: terms}
     others = {key: value for key, value in (affinity or {}).items() if key != "nodeAffinity"}
-    return {**others, "nodeAffinity": nodes} if nodes else others
+    return others | ({"nodeAffinity": nodes} if nodes else {})
 
 
 def is_shut(affinity: Mapping[str, Any] | None) -> bool:
-    _, required = _required(affinity)
-    terms = required.get("nodeSelectorTerms") or ()
-    return bool(terms) and all(_RULE in (each.get("matchExpressions") or ()) for each in terms)
+    terms = [term for term in _required(affinity)[1].get(_TERMS) or () if term]
+    return bool(terms) and all(map(_has_rule, terms))
+
+
+def _rules(term: Mapping[str, Any]) -> list[Any]:
+    return term.get(_RULES) or []
+
+
+def _has_rule(term: Mapping[str, Any]) -> bool:
+    return _RULE in _rules(term)
 
 
 def _required(affinity: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     nodes = (affinity or {}).get("nodeAffinity") or {}
-    return nodes, nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return nodes, nodes.get(_REQUIRED) or {}
 
 
 _WORKLOAD: Final = msgspec.json.Decoder(WorkloadObject)

@@ -330,10 +330,11 @@ _TERMS = st.lists(
     st.one_of(
         st.fixed_dictionaries({"matchExpressions": st.lists(_RULES, min_size=1, max_size=2)}),
         st.fixed_dictionaries({"matchFields": st.lists(_RULES, min_size=1, max_size=1)}),
+        st.just({}),
     ),
     min_size=1,
     max_size=3,
-)
+).filter(any)
 _NODES = st.fixed_dictionaries(
     {},
     optional={
