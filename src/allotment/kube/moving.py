@@ -82,7 +82,8 @@ def is_shut(affinity: Mapping[str, Any] | None) -> bool:
 
 
 def _rules(term: Mapping[str, Any]) -> list[Any]:
-    return term.get(_RULES) or []
+    rules: list[Any] = term.get(_RULES) or []
+    return rules
 
 
 def _has_rule(term: Mapping[str, Any]) -> bool:
