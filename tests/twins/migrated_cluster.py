@@ -75,7 +75,7 @@ class MigratedCluster:
         self.nodes[name] = {
             "metadata": {"name": name, "labels": dict(labels or {}), "annotations": {}},
             "spec": more.pop("spec", {}),
-            "status": {"capacity": more.pop("capacity", {})},
+            "status": {"capacity": copy.copy(more.pop("capacity", {}))},
         }
 
     def add_daemon_set(

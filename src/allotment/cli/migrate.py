@@ -204,7 +204,7 @@ def back(
     if missing:
         raise NotFoundError(
             f"node {missing[0]} was not moved by `allot migrate apply`",
-            hint=f"nodes that were: {', '.join(moved[:_NAMED]) or 'none'}",
+            hint=f"nodes that were: {', '.join(list(moved)[:_NAMED]) or 'none'}",
         )
     for name in chosen:
         click.echo(f"node {name}: to {moved[name]}")

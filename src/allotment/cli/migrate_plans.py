@@ -15,8 +15,8 @@ import msgspec
 
 from allotment.cli.migrate_systems import (
     OLD_SYSTEMS,
-    OldSystem,
     CarriedSettings,
+    OldSystem,
     Setting,
     SystemParts,
 )

@@ -160,9 +160,7 @@ def _nvidia_variables(parts: SystemParts, reading: CarriedSettings) -> dict[str,
     """Return the plugin's variables that differ from NVIDIA's defaults, by key of the file."""
     from allotment.agent.config.options import NVIDIA_OPTIONS
 
-    words = {
-        name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)
-    }
+    words = {name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)}
     given: dict[str, object] = {}
     for option in NVIDIA_OPTIONS:
         name = next((each for each in option.env if words.get(each, ("", ""))[1]), "")

@@ -210,11 +210,7 @@ def test_the_operators_labels_take_the_plugin_off(terminal: Terminal) -> None:
     cluster.add_daemon_set(
         "gpu-operator/nvidia-device-plugin-daemonset",
         selector={label: "true"},
-        containers=[
-            container(
-                env=variables(MIG_STRATEGY="mixed", MPS_ROOT="/run", PASS_DEVICE_SPECS="true")
-            )
-        ],
+        containers=[container(env=variables(MIG_STRATEGY="mixed", MPS_ROOT="/run", **SPECS))],
     )
     plan = terminal.plan()
     assert plan["daemon_sets_with_rule"] == []
@@ -422,7 +418,7 @@ def test_hamis_settings(terminal: Terminal) -> None:
         ("volcano", "gpuMemoryFactor", "--dialects: volcano.gpuMemoryFactor"),
         ("volcano", "deviceshare.SchedulePolicy", "no: scheduler.policy and"),
         ("hami", "--mig-strategy", "no: slices are cut on request"),
-        ("aliyun", "--memory-unit", "--dialects: aliyun.memoryUnit"),
+        ("aliyun", "memoryUnit", "--dialects: aliyun.memoryUnit"),
         ("aliyun", "--health-check", "no: health is always checked"),
         ("tencent", "--share-mode", "no: GPUs are always shared"),
         ("nvidia-dra", "DynamicMIG", "agent.configs.dra: modes [soft, mig]"),
