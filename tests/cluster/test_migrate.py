@@ -124,15 +124,11 @@ class Home:
         image = {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}
         path.write_text(yaml.safe_dump({**values, "image": image}), "utf-8")
         chart = ROOT / "deploy" / "charts" / "allotment"
+        helm = [str(binaries_path() / "helm"), "install", "allotment", str(chart)]
         where = ["--namespace", "allotment-system", "--create-namespace"]
-        self.cluster.node.run(
-            [
-                *(binaries_path() / "helm", "install", "allotment", chart, *where),
-                *("--values", path, "--kubeconfig", self.cluster.kubeconfig),
-            ],
-            environment={"HOME": str(folder)},
-            timeout_s=120,
-        )
+        given = ["--values", str(path), "--kubeconfig", str(self.cluster.kubeconfig)]
+        home = {"HOME": str(folder)}
+        self.cluster.node.run([*helm, *where, *given], environment=home, timeout_s=120)
         spec = self.cluster.api.get(AGENTS)["spec"]["template"]["spec"]
         for each in spec["containers"]:
             each["command"] = ["allot"]

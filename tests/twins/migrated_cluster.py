@@ -118,7 +118,7 @@ class MigratedCluster:
 
     def add_pod(self, name: str, node: str, limits: Mapping[str, str], phase: str = "Running",
                 **spec: object) -> None:  # fmt: skip
-        self.users[name] = _pod(name, node, {}, phase=phase, limits=limits, **spec)
+        self.users[name] = _pod(name, node, {}, phase=phase, limits=limits, spec=spec)
 
     def add(self, kind: str, name: str, **more: object) -> None:
         """An object of another kind: `config_maps`, `deployments`, ..."""
@@ -241,7 +241,7 @@ def _pod(
     phase: str = "Running",
     is_ready: bool = True,
     limits: Mapping[str, str] | None = None,
-    **spec: object,
+    spec: Mapping[str, object] | None = None,
 ) -> Json:
     namespace, _, own = name.partition("/")
     condition = {"type": "Ready", "status": "True" if is_ready else "False"}
@@ -250,7 +250,7 @@ def _pod(
         "spec": {
             "nodeName": node,
             "containers": [{"name": "main", "resources": {"limits": dict(limits or {})}}],
-            **spec,
+            **(spec or {}),
         },
         "status": {"phase": phase, "conditions": [condition]},
     }

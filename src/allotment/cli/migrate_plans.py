@@ -198,8 +198,8 @@ def _found(
         yield FoundPart("DaemonSet", str(each), f"plugin, {number} pods: leaves each node")
     for each in parts.deployments:
         yield FoundPart("Deployment", str(each), "stays: yours to remove at the end")
-    for each in parts.config_maps:
-        name = f"{each.metadata.namespace}/{each.metadata.name}"
+    for settings in parts.config_maps:
+        name = f"{settings.metadata.namespace}/{settings.metadata.name}"
         yield FoundPart("ConfigMap", name, "settings")
     for name in _runtime_classes(parts.daemon_sets):
         yield FoundPart("RuntimeClass", name, "of the plugin: agent.runtimeClassName")

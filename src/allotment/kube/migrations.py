@@ -15,6 +15,7 @@ from allotment.kube.errors import DeniedError, ObjectMissingError
 from allotment.kube.live import listed
 from allotment.kube.objects import ConfigMapObject, Metadata, Narrow
 from allotment.model.errors import AllotError
+from allotment.model.structs import prepared
 
 AGENT_LABEL: Final = "allotment.dev/agent"
 """`true` on nodes of the agent, while its DaemonSet selects nodes by it."""
@@ -136,7 +137,7 @@ class MovedNode(Narrow):
         if text is None:
             return None
         try:
-            return msgspec.json.decode(text, type=MoveRecord)
+            return msgspec.json.decode(text, type=prepared(MoveRecord))
         except msgspec.MsgspecError as error:
             raise AllotError(
                 f"node {self.metadata.name}: annotation {RECORD} is unreadable: {error}",

@@ -166,7 +166,9 @@ def test_a_plugin_that_stays_is_named_and_the_next_apply_goes_on(cluster: Migrat
     cluster.stuck.clear()
     take(cluster)
     assert cluster.on("a") == {AGENT}
-    assert cluster.record("a")["labels"] == {LABEL: "true"}
+    record = cluster.record("a")
+    assert record is not None
+    assert record["labels"] == {LABEL: "true"}
     give(cluster)
     assert cluster.labels("a") == ON
 
@@ -344,7 +346,7 @@ _NODES = st.fixed_dictionaries(
         "preferredDuringSchedulingIgnoredDuringExecution": st.just([{"weight": 1}]),
     },
 ).filter(bool)
-_AFFINITIES = st.one_of(
+_AFFINITIES: st.SearchStrategy[dict[str, Any] | None] = st.one_of(
     st.none(),
     st.just({}),
     st.fixed_dictionaries({}, optional={"nodeAffinity": _NODES, "podAffinity": st.just({"y": 1})}),
