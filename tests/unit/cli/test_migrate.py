@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from migrated_cluster import AGENT, MigratedCluster, merged, migrated_http
+from tests.unit.test_chart import render
 
 from allotment.agent.config.parsing import parse
 from allotment.cli import main
@@ -381,6 +382,25 @@ def test_every_plan_has_values_that_the_chart_and_the_agent_accept(
     assert values["agent"]["defaultConfig"] in configs
     assert {node["config"] for node in plan["nodes"]} <= configs.keys()
     settings_of(plan["dialects"])
+
+
+@pytest.mark.parametrize("system", ["nvidia", "hami"])
+def test_helm_installs_the_agent_on_labelled_nodes_alone(terminal: Terminal, system: str) -> None:
+    MADE[system](terminal.cluster)
+    values = terminal.plan()["values"]
+    found = render(values)
+    pods = found["DaemonSet", "allotment-agent"]["spec"]["template"]["spec"]
+    assert pods["nodeSelector"] == {"kubernetes.io/os": "linux", "allotment.dev/agent": "true"}
+    configs = found["ConfigMap", "allotment-config"]["data"]
+    assert configs.items() >= values["agent"]["configs"].items()
+    variables = {each["name"]: each.get("value") for each in pods["containers"][0]["env"]}
+    assert variables["DEFAULT_CONFIG"] == values["agent"]["defaultConfig"]
+    scheduler = found.get(("Deployment", "allotment-scheduler"))
+    if system == "nvidia":
+        assert scheduler is None
+    else:
+        args = scheduler["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert "--take-over=hami" in args
 
 
 def test_hamis_settings(terminal: Terminal) -> None:
