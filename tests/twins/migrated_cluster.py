@@ -29,6 +29,7 @@ _LISTS = {
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations": "webhooks",
     "/apis/node.k8s.io/v1/runtimeclasses": "runtime_classes",
     "/apis/resource.k8s.io/v1/deviceclasses": "device_classes",
+    "/apis/resource.k8s.io/v1/resourceclaims": "claims",
 }
 
 

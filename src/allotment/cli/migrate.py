@@ -157,7 +157,7 @@ def apply(
 
     async def move(mover: Mover) -> None:
         await mover.check_agent()
-        if any(node.pods and node.state != "moved" for node in chosen):
+        if found.take_over and any(node.pods and node.state != "moved" for node in chosen):
             await mover.check_counted(found.take_over)
         await mover.shut_out(found.shut)
         for node in chosen:
@@ -371,8 +371,7 @@ def _print_steps(found: MigrationPlan, nodes: Sequence[PlannedNode]) -> None:
             f"{key}-" if value is None else f"{key}={value}"
             for key, value in node.departure.labels.items()
         )
-        pods = format_count(len(node.pods), "pod")
-        what = f"{pods} of {found.title} run on" if node.pods else "no pod of it runs"
+        what = f"running pods of {found.title}: {len(node.pods)}"
         click.echo(f"node {node.name}: {what}{f'; labels: {labels}' if labels else ''}")
 
 

@@ -22,7 +22,7 @@ from allotment.cli.migrate_systems import (
 )
 from allotment.kube.migrations import AGENT_LABEL, Departure, MovedNode, WorkloadObject
 from allotment.model.errors import NotFoundError, UsageError
-from allotment.model.formats import meant
+from allotment.model.formats import format_count, meant
 
 if TYPE_CHECKING:
     from allotment.kube.migrations import MigrationEvidence, NeighbourPod
@@ -160,7 +160,7 @@ def make_plan(
             str(each) for each in plugins if str(each) in here and not _labels_off(system, each)
         ),
         nodes=nodes,
-        before=(*system.before, *_before(reading)),
+        before=(*system.before, *_before(system, reading, is_enforced=is_enforced)),
         after=system.after,
         notes=(*reading.notes, *evidence.unread),
     )
@@ -178,9 +178,10 @@ def _labels_off(system: OldSystem, workload: WorkloadObject) -> dict[str, str | 
     return {key: value for key, value in system.labels.items() if key in selector}
 
 
-def _before(reading: CarriedSettings) -> Iterator[str]:
+def _before(system: OldSystem, reading: CarriedSettings, *, is_enforced: bool) -> Iterator[str]:
+    words = f"--from {system.name}{' --enforce' if is_enforced else ''} -o values"
     yield (
-        "install Allotment: allot migrate plan -o values >values.yaml; helm install allotment"
+        f"install Allotment: allot migrate plan {words} >values.yaml; helm install allotment"
         " deploy/charts/allotment -n allotment-system --create-namespace -f values.yaml"
     )
     if reading.dialects:
@@ -194,8 +195,8 @@ def _found(
     evidence: MigrationEvidence, system: OldSystem, parts: SystemParts
 ) -> Iterator[FoundPart]:
     for each in parts.daemon_sets:
-        number = sum(pod.is_of(each) for pod in evidence.pods)
-        yield FoundPart("DaemonSet", str(each), f"plugin, {number} pods: leaves each node")
+        pods = format_count(sum(pod.is_of(each) for pod in evidence.pods), "pod")
+        yield FoundPart("DaemonSet", str(each), f"plugin, {pods}: leaves each node")
     for each in parts.deployments:
         yield FoundPart("Deployment", str(each), "stays: yours to remove at the end")
     for settings in parts.config_maps:
@@ -238,14 +239,14 @@ def _nodes(
         config = reading.node_configs.get(name, "")
         if config:
             labels[_CONFIG_LABEL] = config
-        users = tuple(str(pod) for pod in there if _uses(system, pod) and not pod.has_ended)
+        users = _users(evidence, system, name, there)
         yield PlannedNode(
             name=name,
             state=record.step if record else "old",
             capacity=_offered(system, node),
             config=config or node.labels.get(_CONFIG_LABEL) or reading.default_config,
             pods=users,
-            obstacle="" if record else _obstacle(system, users),
+            obstacle="" if record else _obstacle(evidence, system, users),
             departure=Departure(
                 node=name,
                 system=system.name,
@@ -257,14 +258,25 @@ def _nodes(
         )
 
 
-def _uses(system: OldSystem, pod: NeighbourPod) -> bool:
-    if system.needs_drain:
-        return bool(pod.spec.resource_claims)
-    return any(re.fullmatch(system.resources, name) for name in pod.asks)
+def _users(
+    evidence: MigrationEvidence, system: OldSystem, node: str, there: Sequence[NeighbourPod]
+) -> tuple[str, ...]:
+    """Return the running pods of the system on a node."""
+    if system.claims_of:
+        claims = evidence.claims or ()
+        found = [each for each in claims if each.is_on(node, driver=system.claims_of)]
+        return tuple(dict.fromkeys(name for each in found for name in each.pods))
+    return tuple(
+        str(pod)
+        for pod in there
+        if not pod.has_ended and any(re.fullmatch(system.resources, name) for name in pod.asks)
+    )
 
 
-def _obstacle(system: OldSystem, users: Sequence[str]) -> str:
-    if not system.needs_drain or not users:
+def _obstacle(evidence: MigrationEvidence, system: OldSystem, users: Sequence[str]) -> str:
+    if system.claims_of and evidence.claims is None:
+        return "its claims are unknown: this needs the right to list resourceclaims"
+    if not system.claims_of or not users:
         return ""
     return f"a claim ends at the driver that prepared it: drain the node of {', '.join(users[:5])}"
 

@@ -91,8 +91,9 @@ class OldSystem(msgspec.Struct, frozen=True, kw_only=True):
     """Pattern of names of ConfigMaps with settings that no plugin mounts."""
     take_over: tuple[str, ...] = ()
     """For the chart's `scheduler.takeOver`: its running pods count by their records."""
-    needs_drain: bool = False
-    """Its running pods cannot stay: the kubelet would ask the new plugin to end their devices."""
+    claims_of: str = ""
+    """Its driver of ResourceClaims. A claim ends at the driver that prepared it, so its pods cannot
+    stay."""
     read: Callable[[SystemParts], CarriedSettings]
     before: tuple[str, ...] = ()
     """What the user does before `apply`."""
@@ -349,7 +350,7 @@ def _into_node(reading: CarriedSettings, where: str, entry: Mapping[str, Any]) -
     for key, value in entry.items():
         name = f"{node}: {key}"
         if key == "operatingmode" and modes:
-            reading.carry(where, name, value, f"agent.configs.{node}: modes {modes}")
+            reading.carry(where, name, value, f"agent.configs.{node}: modes [{modes[0]}]")
         elif key == "migstrategy" and value in {"single", "mixed"}:
             reading.carry(where, name, value, f"agent.configs.{node}: flags.migStrategy")
         elif key in _NODE_REASONS and value not in (None, 0, "", False):
@@ -569,7 +570,7 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             others=r"gpu\.nvidia\.com|dra-driver-gpu",
             resources=r"(?!)",
             labels={},
-            needs_drain=True,
+            claims_of="gpu.nvidia.com",
             read=_read_dra,
             before=("Kubernetes 1.36 or later is needed",),
             after=(

@@ -65,7 +65,6 @@ class _PodSpec(Narrow):
     affinity: dict[str, Any] | None = None
     volumes: list[_Volume] | None = None
     runtime_class_name: str | None = None
-    resource_claims: list[dict[str, Any]] | None = None
 
     @property
     def all_containers(self) -> tuple[_Container, ...]:
@@ -192,6 +191,48 @@ class NeighbourPod(Narrow):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
+class _Result(Narrow):
+    driver: str = ""
+    pool: str = ""
+
+
+class _Devices(Narrow):
+    results: list[_Result] | None = None
+
+
+class _Allocation(Narrow):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
+class _Consumer(Narrow):
+    name: str = ""
+    resource: str = ""
+
+
+class _ClaimStatus(Narrow):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class UsedClaimObject(Narrow):
+    """A ResourceClaim: whose devices it has, and for which pods."""
+
+    metadata: Metadata
+    status: _ClaimStatus = msgspec.field(default_factory=_ClaimStatus)
+
+    def is_on(self, node: str, *, driver: str) -> bool:
+        """Return whether it has a device of a node, whose pool has the node's name."""
+        allocation = self.status.allocation
+        results = (allocation.devices.results if allocation else None) or ()
+        return any((each.driver, each.pool) == (driver, node) for each in results)
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        users = self.status.reserved_for or ()
+        space = self.metadata.namespace
+        return tuple(f"{space}/{each.name}" for each in users if each.resource == "pods")
+
+
 class NamedObject(Narrow):
     """An object whose name is enough."""
 
@@ -237,6 +278,8 @@ class MigrationEvidence(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: tuple[str, ...] = ()
     runtime_classes: tuple[str, ...] = ()
     device_classes: tuple[str, ...] = ()
+    claims: Sequence[UsedClaimObject] | None = ()
+    """None: this client may not read them."""
     unread: tuple[str, ...] = ()
     """Why parts are missing."""
 
@@ -245,7 +288,7 @@ async def read_evidence(api: Api) -> MigrationEvidence:
     """Raises `KubeError` for nodes, pods and DaemonSets; other parts may be missing."""
     unread: list[str] = []
 
-    async def optional(path: str, kind: type[_T]) -> list[_T]:
+    async def optional(path: str, kind: type[_T]) -> list[_T] | None:
         what = path.rpartition("/")[2]
         try:
             return await listed(api, path, kind, asked=f"list {what}")
@@ -253,10 +296,10 @@ async def read_evidence(api: Api) -> MigrationEvidence:
             return []  # an API that this server does not have
         except DeniedError as error:
             unread.append(error.message)
-            return []
+            return None
 
     async def names(path: str) -> tuple[str, ...]:
-        return tuple(each.metadata.name for each in await optional(path, NamedObject))
+        return tuple(each.metadata.name for each in await optional(path, NamedObject) or ())
 
     nodes, pods, daemon_sets = await asyncio.gather(
         listed(api, "/api/v1/nodes", MovedNode, asked="list nodes"),
@@ -267,10 +310,11 @@ async def read_evidence(api: Api) -> MigrationEvidence:
         nodes=sorted(nodes, key=lambda node: node.metadata.name),
         pods=pods,
         daemon_sets=daemon_sets,
-        deployments=await optional("/apis/apps/v1/deployments", WorkloadObject),
-        config_maps=await optional("/api/v1/configmaps", ConfigMapObject),
+        deployments=await optional("/apis/apps/v1/deployments", WorkloadObject) or (),
+        config_maps=await optional("/api/v1/configmaps", ConfigMapObject) or (),
         webhooks=await names("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"),
         runtime_classes=await names("/apis/node.k8s.io/v1/runtimeclasses"),
         device_classes=await names("/apis/resource.k8s.io/v1/deviceclasses"),
+        claims=await optional("/apis/resource.k8s.io/v1/resourceclaims", UsedClaimObject),
         unread=tuple(unread),
     )

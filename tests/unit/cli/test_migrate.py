@@ -472,12 +472,22 @@ def test_a_claim_holds_its_node(terminal: Terminal) -> None:
     cluster = terminal.cluster
     dra(cluster)
     agent(cluster, terminal.plan())
-    cluster.add_pod("ml/old", "gpu-1", {}, resourceClaims=[{"name": "gpu"}])
-    assert "drain the node of ml/old" in terminal.plan()["nodes"][0]["obstacle"]
+    for name, driver in (("a", "gpu.nvidia.com"), ("b", "nic.example.com")):
+        result = {"driver": driver, "pool": "gpu-1"}
+        users = [{"resource": "pods", "name": f"old-{name}"}]
+        status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": users}
+        cluster.add("claims", f"ml/{name}", status=status)
+    assert "drain the node of ml/old-a" in terminal.plan()["nodes"][0]["obstacle"]
     done = terminal.run("apply", "--yes")
     assert done.exit_code == 7
-    assert "ml/old" in done.stderr
+    assert "ml/old-a" in done.stderr
+    assert "ml/old-b" not in done.stderr
     assert cluster.writes == []
+    del cluster.others["claims"][0]
+    cluster.forbidden.add("/apis/resource.k8s.io/v1/resourceclaims")
+    assert "its claims are unknown" in terminal.run("apply", "--yes").stderr
+    cluster.forbidden.clear()
+    assert terminal.run("apply", "--yes").exit_code == 0
 
 
 # ---- choices and refusals ------------------------------------------------------------------------
@@ -528,7 +538,7 @@ def test_nothing_is_changed_without_a_yes(
     agent(terminal.cluster, terminal.plan())
     done = terminal.run("apply", *words, answer=answer)
     assert done.exit_code == 0
-    assert "node gpu-1: 1 pod of NVIDIA's device plugin" in done.stdout
+    assert "node gpu-1: running pods of NVIDIA's device plugin: 1" in done.stdout
     assert terminal.cluster.writes == []
 
 
@@ -563,7 +573,7 @@ def test_the_table_names_the_steps(terminal: Terminal) -> None:
     for words in (
         "From NVIDIA's device plugin (nvidia). Nothing was changed.",
         "(not carried over) the control daemons of MPS",
-        "1. You: install Allotment: allot migrate plan -o values",
+        "1. You: install Allotment: allot migrate plan --from nvidia -o values",
         f"2. apply: DaemonSet {NVIDIA} gets a rule",
         "apply, node by node",
         "You: remove the plugin's chart",
