@@ -208,8 +208,8 @@ def test_an_interrupted_move_goes_on(home: Home, tmp_path: Path) -> None:
     broken = {"spec": {"template": {"spec": {"nodeSelector": {"no": "node"}}}}}
     with undisturbed(pods, "old"):
         cluster.api.patch(AGENTS, broken)
-        said = home.migrate("apply", "--yes", "--timeout", "5s", check=False)
-        assert f"node {cluster.node_name} waited 5 s for the agent" in said
+        said = home.migrate("apply", "--yes", "--timeout", "20s", check=False)
+        assert f"node {cluster.node_name} waited 20 s for the agent" in said
         assert home.is_cordoned()
         mended = {"spec": {"template": {"spec": {"nodeSelector": {"no": None}}}}}
         cluster.api.patch(AGENTS, mended)

@@ -223,8 +223,8 @@ class Mover:
         # Where another program set the old labels again, plugin and agent are both there.
         is_mixed = AGENT_LABEL in node.labels and not _has(node, departure.labels)
         off = {**departure.labels, MOVED_LABEL: record.system}
-        self._report(f"node {name}: closed to new pods")
         await self._write(name, record, spec={"unschedulable": True})
+        self._report(f"node {name}: closed to new pods")
         await self._wait_started(name, departure.resources)
         await self._write(name, record, labels=off | ({AGENT_LABEL: None} if is_mixed else {}))
         sets = [await self._set(each) for each in departure.daemon_sets]
@@ -282,8 +282,8 @@ class Mover:
         if not keeps_pods:
             self._refuse_users(name, await self._pods(name))
         record = replace(record, step="returning", cordoned=_is_cordoned_here(node, record))
-        self._report(f"node {name}: closed to new pods")
         await self._write(name, record, spec={"unschedulable": True})
+        self._report(f"node {name}: closed to new pods")
         await self._wait_started(name, rf"nvidia\.com/.*|{re.escape(_OURS)}.*")
         await self._write(name, record, labels={AGENT_LABEL: None})
         await self._wait(

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -399,6 +402,7 @@ def test_helm_installs_the_agent_on_labelled_nodes_alone(terminal: Terminal, sys
     if system == "nvidia":
         assert scheduler is None
     else:
+        assert scheduler is not None
         args = scheduler["spec"]["template"]["spec"]["containers"][0]["args"]
         assert "--take-over=hami" in args
 
@@ -565,6 +569,44 @@ def test_the_first_failure_stops_the_move(terminal: Terminal) -> None:
     cluster.stuck.clear()
     assert terminal.run("apply", "--yes").exit_code == 0
     assert cluster.on("gpu-1") == cluster.on("gpu-2") == {AGENT}
+
+
+def test_ctrl_c_leaves_a_state_that_the_next_apply_goes_on_from(terminal: Terminal) -> None:
+    cluster = terminal.cluster
+    nvidia(cluster)
+    agent(cluster, terminal.plan())
+    cluster.stuck.add(NVIDIA)
+    words = ["apply", "gpu-1", "--yes", "--kubeconfig", str(terminal.kubeconfig)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "allotment", "migrate", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        while "closed to new pods" not in (line := process.stdout.readline()):
+            assert line, "it ended"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped: the last node above may be closed to new pods" in said
+    assert cluster.is_cordoned("gpu-1")
+    cluster.stuck.clear()
+    assert terminal.run("apply", "gpu-1", "--yes").exit_code == 0
+    assert cluster.on("gpu-1") == {AGENT}
+    assert not cluster.is_cordoned("gpu-1")
+
+
+def test_a_refusal_in_the_middle_says_that_a_node_may_be_closed(terminal: Terminal) -> None:
+    cluster = terminal.cluster
+    nvidia(cluster)
+    agent(cluster, terminal.plan())
+    cluster.forbidden.add("/api/v1/nodes/gpu-2")
+    done = terminal.run("apply", "--yes")
+    assert done.exit_code != 0
+    assert "stopped: the last node above" in done.stderr
+    assert cluster.on("gpu-1") == {AGENT}
+    assert cluster.record("gpu-2") is None
 
 
 def test_the_table_names_the_steps(terminal: Terminal) -> None:
