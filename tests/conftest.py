@@ -135,9 +135,10 @@ FIRST_FILES = (
 )  # fmt: skip
 # These start clusters of their own, and need none that is there.
 OWN_CLUSTERS = tuple(f"tests/cluster/test_{name}.py" for name in (
-    "migrations", "modes_on_one_node", "dialects", "sharepods", "deployments", "testbed_scheduler",
-    "webhook_manifest", "scheduler", "preemption", "nominating", "scheduler_replicas", "explain",
-    "webhook", "webhook_claims", "webhook_certificates", "receipts", "scheduler_plain_pods",
+    "migrations", "migrate", "modes_on_one_node", "dialects", "sharepods", "deployments",
+    "testbed_scheduler", "webhook_manifest", "scheduler", "preemption", "nominating",
+    "scheduler_replicas", "explain", "webhook", "webhook_claims", "webhook_certificates",
+    "receipts", "scheduler_plain_pods",
 ))  # fmt: skip
 
 

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
+from others_plugin import OthersPlugin
 from stories import NVIDIA, PLAIN, NodeAgent, undisturbed
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
@@ -18,65 +14,8 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.agent.configuring import PLUGIN_FOLDER
-from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
-from allotment.agent.kubelet.services import (
-    ALLOCATE,
-    CHANNEL_OPTIONS,
-    LIST_AND_WATCH,
-    OPTIONS,
-    REGISTER,
-    handlers,
-)
 
 SHOW = ["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; sleep 1000"]
-SOCKET = "nvidia-gpu.sock"
-
-
-class OthersPlugin:
-    """As much of NVIDIA's device plugin as a kubelet needs: answers by environment, no more."""
-
-    def __init__(self, folder: Path, ids: list[str]) -> None:
-        self._folder = folder
-        self._ids = ids
-        self._ended = threading.Event()
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        answered: dict[Any, Any] = {
-            OPTIONS: lambda _, __: messages.DevicePluginOptions(),
-            LIST_AND_WATCH: self._list,
-            ALLOCATE: self._allocate,
-        }
-        self._server.add_generic_rpc_handlers(handlers(answered))
-        self._server.add_insecure_port(f"unix://{folder / SOCKET}")
-
-    def start(self) -> None:
-        self._server.start()
-        target = f"unix://{self._folder / 'kubelet.sock'}"
-        with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-            request = messages.RegisterRequest(
-                version="v1beta1", endpoint=SOCKET, resource_name=NVIDIA
-            )
-            REGISTER.on(channel)(request, timeout=60)
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._server.stop(1).wait()
-        (self._folder / SOCKET).unlink(missing_ok=True)
-
-    def _list(self, _: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: ANN401
-        devices = [messages.Device(ID=each, health="Healthy") for each in self._ids]
-        yield messages.ListAndWatchResponse(devices=devices)
-        while context.is_active() and not self._ended.wait(0.2):
-            pass
-
-    @staticmethod
-    def _allocate(request: messages.AllocateRequest, _: grpc.ServicerContext) -> Any:  # noqa: ANN401
-        answers = [
-            messages.ContainerAllocateResponse(
-                envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(each.devices_ids))}
-            )
-            for each in request.container_requests
-        ]
-        return messages.AllocateResponse(container_responses=answers)
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import installing
 import pytest
 import yaml
+from others_plugin import OthersPlugin
 from scheduling import Scheduler, placements, scheduler_config
 from stories import GIB, GPU, GPU_MEMORY, MIB, NodeAgent, burnt, undisturbed
-from test_agent_takeover import OthersPlugin
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod

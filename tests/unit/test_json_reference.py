@@ -32,6 +32,9 @@ from allotment.cli.inspect import document as inspect_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig import MigRow
 from allotment.cli.mig_fits import Planned, plan_document
+from allotment.cli.migrate import document as migrate_document
+from allotment.cli.migrate_plans import FoundPart, MigrationPlan, PlannedNode
+from allotment.cli.migrate_systems import Setting
 from allotment.cli.status import document as status_document
 from allotment.cli.status import sums_of
 from allotment.cost.bills import Bill
@@ -39,6 +42,7 @@ from allotment.cost.splitting import GpuHour, ShareHour, accounts
 from allotment.cost.workloads import AdviceRules, ShareHistory, advise, workloads
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.kube.live import LivePod
+from allotment.kube.migrations import Departure
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.metrics.use import GpuUse, ShareUse, Use
 from allotment.model.clusters import (
@@ -350,6 +354,42 @@ def top_example() -> object:
     return top_document([NodeUse(node="n", use=use)])
 
 
+def migrate_example() -> object:
+    """What `allot migrate plan` prints of a node that cannot move."""
+    departure = Departure(
+        node="a",
+        system="hami",
+        labels={"gpu": None},
+        annotations=("hami.io/node-handshake",),
+        daemon_sets=("kube-system/hami-device-plugin",),
+        resources="nvidia.*",
+    )
+    node = PlannedNode(
+        name="a",
+        state="old",
+        capacity={"nvidia.com/gpu": "10"},
+        config="soft",
+        pods=("ml/train",),
+        obstacle="drain it",
+        departure=departure,
+    )
+    return migrate_document(
+        MigrationPlan(
+            system="hami",
+            title="HAMi",
+            found=(FoundPart("ConfigMap", "a/b", "settings"),),
+            settings=(Setting("ConfigMap a/b", "x", "1", reason="why"),),
+            values={"agent": {}},
+            dialects={"hami": {}},
+            shut=("a/b",),
+            nodes=(node,),
+            before=("one",),
+            after=("two",),
+            notes=("three",),
+        )
+    )
+
+
 def status_example() -> object:
     finding = Finding("agents", CheckResult.NOTE, "none")
     return status_document("https://a", CheckResult.NOTE, [finding], sums_of(ClusterHoldings()))
@@ -363,6 +403,7 @@ def status_example() -> object:
         ("allot status", status_example()),
         ("allot devices", devices_example()),
         ("allot mig plan", mig_plan_example()),
+        ("allot migrate plan", migrate_example()),
         ("allot ps", shares_example()),
         ("allot burn", burn_example()),
         ("allot explain pod", explain_example()),
@@ -374,6 +415,7 @@ def status_example() -> object:
         "status",
         "devices",
         "mig plan",
+        "migrate plan",
         "ps",
         "burn",
         "explain",

@@ -323,8 +323,8 @@ def _others(found: InstalledParts) -> Iterator[Finding]:
             "other plugins",
             CheckResult.NOTE,
             f"{'; '.join(others)}: where an agent also runs, a GPU may be given out twice",
-            "keep them off the agents' nodes by a nodeSelector, or remove them (docs/guides has a"
-            " guide for each system)",
+            "`kubectl allot migrate plan` shows how nodes move from one to the other, one by one;"
+            " or keep them off the agents' nodes by a nodeSelector",
         )
     else:
         yield Finding("other plugins", CheckResult.OK, "no other program offers GPUs")

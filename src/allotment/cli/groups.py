@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "why": "Say why a pod waits, what would help, or where its start went.",
     "explain": "Explain why a pod or a claim has its GPUs, or why it waits.",
     "status": "Show whether Allotment works in a cluster.",
+    "migrate": "Move nodes from another GPU system to Allotment, and back.",
     "bundle": "Collect what a bug report of a cluster needs, without secrets.",
     "burn": "Run a GPU workload and report the result.",
     "demo": "Watch two programs share a GPU.",

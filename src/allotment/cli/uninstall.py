@@ -20,6 +20,7 @@ from allotment.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from allotment.kube.nodes import Wanted
     from allotment.shares.folders import StateFolder
 
 _FEATURES: Final = Path("/etc/kubernetes/node-feature-discovery/features.d")
@@ -66,19 +67,27 @@ def command(
         _clear_cluster(kubeconfig or usual_kubeconfig())
 
 
-def _clear_cluster(kubeconfig: Path | None) -> None:
-    """Remove the agents' fields from all nodes."""
-    with installed("allot uninstall", extra="kubernetes"):
-        from allotment.agent.health.watching import CONDITION
-        from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
-        from allotment.kube.clients import connect
-        from allotment.kube.inventories import DEVICES
-        from allotment.kube.nodes import NodeCondition, Wanted, remove_fields
-    unwanted = Wanted(
+def agent_fields() -> "Wanted":
+    """Return the fields that an agent writes into its node, beside its labels."""
+    from allotment.agent.health.watching import CONDITION
+    from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE
+    from allotment.kube.inventories import DEVICES
+    from allotment.kube.nodes import NodeCondition, Wanted
+
+    return Wanted(
         quantities=dict.fromkeys((GPU_SHARE, GPU_MEMORY, GPU_COMPUTE), 0),
         conditions={CONDITION: NodeCondition(status="Unknown")},
         annotations={DEVICES: None},
     )
+
+
+def _clear_cluster(kubeconfig: Path | None) -> None:
+    """Remove the agents' fields from all nodes."""
+    with installed("allot uninstall", extra="kubernetes"):
+        from allotment.kube.clients import connect
+        from allotment.kube.nodes import remove_fields
+
+        unwanted = agent_fields()
 
     async def run() -> tuple[str, ...]:
         async with connect(kubeconfig) as api:

@@ -351,13 +351,15 @@ def plan_removal(node: NodeFields, *, unwanted: Wanted) -> _Plans:
     return plan_metadata(node, nothing), {"status": status} if status else None
 
 
-async def remove_fields(api: Api, *, unwanted: Wanted) -> tuple[str, ...]:
-    """Remove what agents wrote into all nodes; return the names of the changed ones.
+async def remove_fields(api: Api, *, unwanted: Wanted, node_name: str = "") -> tuple[str, ...]:
+    """Remove what agents wrote into all nodes, or into one; return the names of the changed ones.
 
     Raises `KubeError`.
     """
     changed = []
     page_of = {"limit": str(_PAGE)}
+    if node_name:
+        page_of["fieldSelector"] = f"metadata.name={node_name}"
     async for page in pages(api, "/api/v1/nodes", _nodes, asked="list nodes", params=page_of):
         for node in map(_node, page.items or ()):
             plans = plan_removal(node, unwanted=unwanted)

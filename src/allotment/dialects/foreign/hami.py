@@ -50,16 +50,16 @@ from allotment.model.structs import replace
 
 _Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
 
-IGNORED: Final = (
-    "overwriteEnv",  # pods without a GPU are never changed
-    "preConfiguredDeviceMemory",  # the node's agent reads it from the GPU
-    "deviceSplitCount",  # a GPU takes as many shares as fit
-    "deviceCoreScaling",  # guarantees on a GPU add up to at most 100 percent
-    "enableNumaTopology",  # NUMA nodes are always used
-    "libCudaLogLevel",  # the shim writes its own log
-    "runtimeClassName",  # pods need no runtime class
-)
-"""Settings of HAMi's configuration that have no effect."""
+IGNORED: Final[Mapping[str, str]] = {
+    "overwriteEnv": "pods without a GPU are never changed",
+    "preConfiguredDeviceMemory": "the node's agent reads it from the GPU",
+    "deviceSplitCount": "a GPU takes as many shares as fit",
+    "deviceCoreScaling": "guarantees on a GPU add up to at most 100 percent",
+    "enableNumaTopology": "NUMA nodes are always used",
+    "libCudaLogLevel": "the shim writes its own log",
+    "runtimeClassName": "pods need no runtime class",
+}
+"""Settings of HAMi's configuration that have no effect, with the reasons."""
 
 
 class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
