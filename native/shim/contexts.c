@@ -193,43 +193,43 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v2)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v2)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v3, (CUcontext * context, CUexecAffinityParam *parameters, int count,
                               unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v3)(context, parameters, count, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v3)(context, parameters, count, flags, device);
   CREATE_CONTEXT(device, context,
                  REAL(cuCtxCreate_v3)(RESULT(context, given), parameters, count, flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters,
                               unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v4)(context, parameters, flags, device);
   CREATE_CONTEXT(device, context,
                  REAL(cuCtxCreate_v4)(RESULT(context, given), parameters, flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuGLCtxCreate)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuGLCtxCreate)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuGLCtxCreate_v2)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuGLCtxCreate_v2)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device,
                                 uint32_t vdp_device, void *get_proc_address)) {
   if (!governed()) {
-    return REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
+    return UNGOVERNED(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
   }
   CREATE_CONTEXT(
       device, context,
@@ -239,7 +239,7 @@ CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevic
 CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device,
                                    uint32_t vdp_device, void *get_proc_address)) {
   if (!governed()) {
-    return REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
+    return UNGOVERNED(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
   }
   CREATE_CONTEXT(device, context,
                  REAL(cuVDPAUCtxCreate_v2)(RESULT(context, given), flags, device, vdp_device,
@@ -365,7 +365,7 @@ static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
-  if (context == NULL || !governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
+  if (context == NULL || !governed()) return UNGOVERNED(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   CUcontext given = NULL;
@@ -442,7 +442,7 @@ CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
 // The primary context is there, and charged, before its part is made.
 CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description,
                                 CUdevice device, unsigned int flags)) {
-  if (!governed()) return REAL(cuGreenCtxCreate)(context, description, device, flags);
+  if (!governed()) return UNGOVERNED(cuGreenCtxCreate)(context, description, device, flags);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   UNCANCELLED;

@@ -263,34 +263,34 @@ static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const C
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                   char *log, size_t log_size)) {
-  if (!governed()) return REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiate)(made, graph, error_node, log, log_size);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiate)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                      char *log, size_t log_size)) {
-  if (!governed()) return REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiate_v2)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithFlags,
              (CUgraphExec * made, CUgraph graph, unsigned long long flags)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithFlags)(made, graph, flags);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithFlags)(made, graph, flags);
   INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(RESULT(made, given), graph, flags));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithParams)(made, graph, parameters);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithParams)(made, graph, parameters);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiateWithParams)(RESULT(made, given), graph, parameters));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiateWithParams_ptsz)(RESULT(made, given), graph, parameters));
 }
@@ -343,7 +343,7 @@ static CUresult launch_allocating(process *own, const graph_launch *what) {
 
 #define GRAPH_WRAPPER(name, stream_meant, has_turn)                         \
   CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {                \
-    if (!governed()) return REAL(name)(graph, stream);                      \
+    if (!governed()) return UNGOVERNED(name)(graph, stream);                \
     process *own = process_known();                                         \
     const graph_launch what = {graph, stream_meant, REAL(name), has_turn};  \
     if (UNLIKELY(some_allocate(own))) return launch_allocating(own, &what); \
@@ -357,7 +357,7 @@ GRAPH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream), false)
 
 CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
   process *own = process_known();
-  if (!some_allocate(own) || !governed()) return REAL(cuGraphExecDestroy)(graph);
+  if (!some_allocate(own) || !governed()) return UNGOVERNED(cuGraphExecDestroy)(graph);
   UNCANCELLED;
   // It is forgotten first: the driver may give the handle to another thread's graph at once.
   graph_need need;

@@ -165,6 +165,8 @@ bool process_guarded(process *own, bool (*step)(process *own, void *context), vo
 // keep its locks, and what it has reserved: between these it ends later. They can be nested.
 void uncancelled_begin(void);
 void uncancelled_end(void);
+// Does this thread hold a lock of those below?
+bool process_holds_lock(void);
 
 // The same until the end of the block.
 #define UNCANCELLED                                                          \
