@@ -122,6 +122,7 @@ typedef struct process {
   call_turn graph_turn;
   pthread_mutex_t capture_lock;  // no capture of a stream ends
   uint32_t allocating_graphs;    // executable graphs with memory nodes
+  uint32_t graph_devices;        // a bit for each where there was one
   pool_state pools[MAX_POOLS];
 
   pthread_mutex_t compute_lock;
