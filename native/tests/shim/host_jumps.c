@@ -32,8 +32,13 @@ long syscall(long number, ...) {
     handler = NULL;
     now();
   }
-  if (real == NULL) *(void **)&real = dlsym(RTLD_NEXT, "syscall");
-  return real(number, given[0], given[1], given[2], given[3], given[4], given[5]);
+  // The driver's own threads come here as well.
+  long (*known)(long, ...) = __atomic_load_n(&real, __ATOMIC_RELAXED);
+  if (known == NULL) {
+    *(void **)&known = dlsym(RTLD_NEXT, "syscall");
+    __atomic_store_n(&real, known, __ATOMIC_RELAXED);
+  }
+  return known(number, given[0], given[1], given[2], given[3], given[4], given[5]);
 }
 
 static uint32_t may_go_on;
