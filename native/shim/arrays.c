@@ -78,13 +78,13 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
   } while (0)
 
 CUDA_WRAPPER(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape)) {
-  if (shape == NULL || !governed()) return REAL(cuArrayCreate_v2)(array, shape);
+  if (shape == NULL || !governed()) return UNGOVERNED(cuArrayCreate_v2)(array, shape);
   const CUDA_ARRAY_DESCRIPTOR read = *shape;
   CREATE_ARRAY(array, flat_shape(&read), REAL(cuArrayCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)) {
-  if (shape == NULL || !governed()) return REAL(cuArrayCreate)(array, shape);
+  if (shape == NULL || !governed()) return UNGOVERNED(cuArrayCreate)(array, shape);
   const CUDA_ARRAY_DESCRIPTOR_v1 read = *shape;
   CREATE_ARRAY(array,
                ((CUDA_ARRAY3D_DESCRIPTOR){.Width = read.Width,
@@ -95,13 +95,13 @@ CUDA_WRAPPER(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *sh
 }
 
 CUDA_WRAPPER(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape)) {
-  if (shape == NULL || !governed()) return REAL(cuArray3DCreate_v2)(array, shape);
+  if (shape == NULL || !governed()) return UNGOVERNED(cuArray3DCreate_v2)(array, shape);
   const CUDA_ARRAY3D_DESCRIPTOR read = *shape;
   CREATE_ARRAY(array, read, REAL(cuArray3DCreate_v2)(RESULT(array, made), &read));
 }
 
 CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)) {
-  if (shape == NULL || !governed()) return REAL(cuArray3DCreate)(array, shape);
+  if (shape == NULL || !governed()) return UNGOVERNED(cuArray3DCreate)(array, shape);
   const CUDA_ARRAY3D_DESCRIPTOR_v1 read = *shape;
   CREATE_ARRAY(array,
                ((CUDA_ARRAY3D_DESCRIPTOR){.Width = read.Width,
@@ -115,7 +115,8 @@ CUDA_WRAPPER(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1
 
 CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
                                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)) {
-  if (shape == NULL || !governed()) return REAL(cuMipmappedArrayCreate)(mipmap, shape, levels);
+  if (shape == NULL || !governed())
+    return UNGOVERNED(cuMipmappedArrayCreate)(mipmap, shape, levels);
   UNCANCELLED;
   const CUDA_ARRAY3D_DESCRIPTOR read = *shape;
   array_request request;

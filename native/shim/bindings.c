@@ -93,15 +93,15 @@ static void unbound(process *own, uint64_t object, CUdevice ordinal, uint64_t of
 }
 
 // Handles of objects are addresses, endpoints small numbers: `object` tells them apart.
-#define CHANGE_BINDING(call, change)                    \
-  do {                                                  \
-    process *own = governed() ? process_state() : NULL; \
-    if (own == NULL) return call;                       \
-    process_lock(&own->virtual_lock);                   \
-    CUresult result = DRIVER(call);                     \
-    if (result == CUDA_SUCCESS) change;                 \
-    process_unlock(&own->virtual_lock);                 \
-    return result;                                      \
+#define CHANGE_BINDING(call, change)                                            \
+  do {                                                                          \
+    process *own = governed() ? process_state() : NULL;                         \
+    if (own == NULL) return driver_refuses() ? CUDA_ERROR_NOT_PERMITTED : call; \
+    process_lock(&own->virtual_lock);                                           \
+    CUresult result = DRIVER(call);                                             \
+    if (result == CUDA_SUCCESS) change;                                         \
+    process_unlock(&own->virtual_lock);                                         \
+    return result;                                                              \
   } while (0)
 
 CUDA_WRAPPER(cuMulticastBindMem, (CUmemGenericAllocationHandle object, size_t offset,

@@ -94,7 +94,7 @@ static CUresult set_memory_limit(const target *at, CUlimit limit, size_t value,
 }
 
 CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
-  if (is_hint(limit) || !governed()) return REAL(cuCtxSetLimit)(limit, value);
+  if (is_hint(limit) || !governed()) return UNGOVERNED(cuCtxSetLimit)(limit, value);
   UNCANCELLED;
   target at;
   CUresult refusal = target_current(&at);

@@ -193,43 +193,43 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v2)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v2)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v3, (CUcontext * context, CUexecAffinityParam *parameters, int count,
                               unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v3)(context, parameters, count, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v3)(context, parameters, count, flags, device);
   CREATE_CONTEXT(device, context,
                  REAL(cuCtxCreate_v3)(RESULT(context, given), parameters, count, flags, device));
 }
 
 CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters,
                               unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
+  if (!governed()) return UNGOVERNED(cuCtxCreate_v4)(context, parameters, flags, device);
   CREATE_CONTEXT(device, context,
                  REAL(cuCtxCreate_v4)(RESULT(context, given), parameters, flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuGLCtxCreate)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuGLCtxCreate)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
-  if (!governed()) return REAL(cuGLCtxCreate_v2)(context, flags, device);
+  if (!governed()) return UNGOVERNED(cuGLCtxCreate_v2)(context, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate_v2)(RESULT(context, given), flags, device));
 }
 
 CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device,
                                 uint32_t vdp_device, void *get_proc_address)) {
   if (!governed()) {
-    return REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
+    return UNGOVERNED(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
   }
   CREATE_CONTEXT(
       device, context,
@@ -239,7 +239,7 @@ CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevic
 CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device,
                                    uint32_t vdp_device, void *get_proc_address)) {
   if (!governed()) {
-    return REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
+    return UNGOVERNED(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
   }
   CREATE_CONTEXT(device, context,
                  REAL(cuVDPAUCtxCreate_v2)(RESULT(context, given), flags, device, vdp_device,
@@ -255,30 +255,40 @@ static void drain(CUcontext context) {
   DRIVER(USED(cuCtxPopCurrent_v2)(&context));
 }
 
-#define DESTROY_CONTEXT(context, call, is_gone)      \
-  do {                                               \
-    process *own = process_attach();                 \
-    if (own == NULL) return DRIVER(call);            \
-    process_lock(&own->context_lock);                \
-    compute_pause(own, context);                     \
-    CUresult result = DRIVER(call);                  \
-    bool went = result == CUDA_SUCCESS && (is_gone); \
-    compute_resume(own, went ? context : NULL);      \
-    if (went) give_back_context(own, context);       \
-    process_unlock(&own->context_lock);              \
-    return result;                                   \
+// The end of a context, which is drained, ends captures in it. Another thread may be recording an
+// allocation: that must not be made for real, in a stream that has the number next.
+#define END_CONTEXT(own, call)            \
+  ({                                      \
+    process_lock(&(own)->capture_lock);   \
+    CUresult ended_ = DRIVER(call);       \
+    process_unlock(&(own)->capture_lock); \
+    ended_;                               \
+  })
+
+#define DESTROY_CONTEXT(context, call, is_gone)          \
+  do {                                                   \
+    process *own = process_attach();                     \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY; \
+    process_lock(&own->context_lock);                    \
+    compute_pause(own, context);                         \
+    CUresult result = call;                              \
+    bool went = result == CUDA_SUCCESS && (is_gone);     \
+    compute_resume(own, went ? context : NULL);          \
+    if (went) give_back_context(own, context);           \
+    process_unlock(&own->context_lock);                  \
+    return result;                                       \
   } while (0)
 
 CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy)(context);
   drain(context);
-  DESTROY_CONTEXT(context, REAL(cuCtxDestroy)(context), true);
+  DESTROY_CONTEXT(context, END_CONTEXT(own, REAL(cuCtxDestroy)(context)), true);
 }
 
 CUDA_WRAPPER(cuCtxDestroy_v2, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDestroy_v2)(context);
   drain(context);
-  DESTROY_CONTEXT(context, REAL(cuCtxDestroy_v2)(context), true);
+  DESTROY_CONTEXT(context, END_CONTEXT(own, REAL(cuCtxDestroy_v2)(context)), true);
 }
 
 static bool is_dead(CUcontext context) {
@@ -288,7 +298,7 @@ static bool is_dead(CUcontext context) {
 
 CUDA_WRAPPER(cuCtxDetach, (CUcontext context)) {
   if (!governed()) return REAL(cuCtxDetach)(context);
-  DESTROY_CONTEXT(context, REAL(cuCtxDetach)(context), is_dead(context));
+  DESTROY_CONTEXT(context, DRIVER(REAL(cuCtxDetach)(context)), is_dead(context));
 }
 
 // ---- primary contexts ----
@@ -365,7 +375,7 @@ static CUresult retain(process *own, CUdevice ordinal, CUcontext *context) {
 }
 
 CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
-  if (context == NULL || !governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
+  if (context == NULL || !governed()) return UNGOVERNED(cuDevicePrimaryCtxRetain)(context, device);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   CUcontext given = NULL;
@@ -402,16 +412,18 @@ static void drain_primary(process *own, CUdevice ordinal, bool is_reset) {
   drain(ending);
 }
 
-#define RELEASE_PRIMARY(device, call, is_reset)                              \
-  do {                                                                       \
-    process *own = process_attach();                                         \
-    if (own == NULL) return DRIVER(call);                                    \
-    drain_primary(own, device, is_reset);                                    \
-    process_lock(&own->context_lock);                                        \
-    compute_pause(own, ending_primary(own, device, is_reset));               \
-    CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
-    process_unlock(&own->context_lock);                                      \
-    return result;                                                           \
+#define RELEASE_PRIMARY(device, call, is_reset)                               \
+  do {                                                                        \
+    process *own = process_attach();                                          \
+    if (own == NULL) return DRIVER(call);                                     \
+    drain_primary(own, device, is_reset);                                     \
+    process_lock(&own->context_lock);                                         \
+    CUcontext ending = ending_primary(own, device, is_reset);                 \
+    compute_pause(own, ending);                                               \
+    CUresult result = ending != NULL ? END_CONTEXT(own, call) : DRIVER(call); \
+    result = primary_released(own, device, result, is_reset);                 \
+    process_unlock(&own->context_lock);                                       \
+    return result;                                                            \
   } while (0)
 
 static CUresult release(CUdevice device) {
@@ -442,7 +454,7 @@ CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
 // The primary context is there, and charged, before its part is made.
 CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description,
                                 CUdevice device, unsigned int flags)) {
-  if (!governed()) return REAL(cuGreenCtxCreate)(context, description, device, flags);
+  if (!governed()) return UNGOVERNED(cuGreenCtxCreate)(context, description, device, flags);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   UNCANCELLED;
@@ -480,7 +492,7 @@ CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
   CUdevice part_of = drain_green(own, context);
   process_lock(&own->context_lock);
   compute_pause(own, NULL);
-  CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
+  CUresult result = END_CONTEXT(own, REAL(cuGreenCtxDestroy)(context));
   compute_resume(own, NULL);
   if (result == CUDA_SUCCESS && is_ordinal(part_of) && own->retained[part_of] > 0) {
     own->retained[part_of]--;

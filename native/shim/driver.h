@@ -28,8 +28,11 @@
     }                                    \
   } while (0)
 
-// A call of the driver on the shim's behalf, in the frame that makes it. A driver that calls its
-// own exported functions comes through here again, and is not charged twice.
+// A call of the driver on the shim's behalf, in the frame that makes it. The driver's own calls of
+// its exported functions do not come to the wrappers (libraries.c). So a wrapper that is called
+// from below such a frame is called by the program: by a signal's handler, or a function that the
+// driver calls back. It does as always, unless the thread holds a lock of the shim, which it could
+// wait for: then the call is refused, or is the driver's if it takes nothing.
 //
 // A signal's handler may jump out of such a call (siglongjmp). So the entry counts only while its
 // frame is there: what is left of it after a jump says nothing.
@@ -54,18 +57,26 @@ static inline void driver_leave(driver_entry *entry) {
   __atomic_store_n(&entry->self, 0, __ATOMIC_RELAXED);
 }
 
-// Was the wrapper called from below the innermost entry? Forgets the entry if not. `frame`: where
-// the wrapper's own frame begins. An entry that a jump left in it is still whole.
-bool driver_calls_back(const void *frame);
+// Was the wrapper called from below the innermost entry, with a lock held? Forgets the entry if it
+// was not called from below. `frame`: where the wrapper's own frame begins. An entry that a jump
+// left in it is still whole.
+bool driver_holds_lock(const void *frame);
 
-// Does this call concern the share? If not, it is the driver's alone.
+// Does this call concern the share? If not, it is the driver's alone, or refused.
 static inline bool governed(void) {
   return share_present() &&
-         (LIKELY(driver_inside == NULL) || !driver_calls_back(__builtin_dwarf_cfa()));
+         (LIKELY(driver_inside == NULL) || !driver_holds_lock(__builtin_dwarf_cfa()));
 }
+
+// Is a call that is not governed the program's, from within one of the driver?
+bool driver_refuses(void);
+CUresult driver_refusal(void);
 
 // The driver's own function behind an owned entry.
 #define REAL(name) ((__typeof__(&name))libraries_real(ENTRY_##name))
+// For a call that is not governed and could change what is charged.
+#define UNGOVERNED(name) \
+  (UNLIKELY(driver_refuses()) ? (__typeof__(&name))(void *)driver_refusal : REAL(name))
 
 // The driver's functions that the shim uses without owning them.
 // clang-format off

@@ -67,6 +67,9 @@ SHIM_EARLY bool elf_read(elf_object *object, uintptr_t base, const ElfW(Dyn) * d
       case DT_PLTRELSZ:
         sizes[1] = value;
         break;
+      case DT_RELACOUNT:
+        object->unnamed_relocations = value;
+        break;
       default:
         break;
     }
@@ -155,7 +158,8 @@ void elf_exports(const elf_object *object, elf_visit_symbol *visit, void *contex
 
 void elf_slots(const elf_object *object, elf_visit_slot *visit, void *context) {
   for (int table = 0; table < 2; table++) {
-    for (size_t i = 0; i < object->relocation_counts[table]; i++) {
+    size_t first = table == 0 ? object->unnamed_relocations : 0;
+    for (size_t i = first; i < object->relocation_counts[table]; i++) {
       const ElfW(Rela) *relocation = &object->relocations[table][i];
       unsigned long type = ELF64_R_TYPE(relocation->r_info);
       if (type != SLOT_JUMP && type != SLOT_DATA && type != SLOT_ABSOLUTE) continue;

@@ -16,6 +16,7 @@ typedef struct elf_object {
   const char *soname;  // "" when it has none
   const ElfW(Rela) * relocations[2];
   size_t relocation_counts[2];
+  size_t unnamed_relocations;  // the first of them name no symbol: most of a large library's
 } elf_object;
 
 // False: the object has no dynamic symbols to speak of.

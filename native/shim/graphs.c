@@ -28,10 +28,14 @@ static void settle_device(process *own, int device, uint64_t ended) {
 }
 
 void graphs_settle(process *own, int device) {
-  if (__atomic_load_n(&own->devices[device].graphs.charged, __ATOMIC_RELAXED) == 0) return;
+  if ((__atomic_load_n(&own->graph_devices, __ATOMIC_RELAXED) & 1u << device) == 0) return;
   process_lock(&own->graph_lock);
   settle_device(own, device, 0);
   process_unlock(&own->graph_lock);
+}
+
+static void settle_all(process *own) {
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) graphs_settle(own, device);
 }
 
 static void trim_device(process *own, int device, CUdevice ordinal) {
@@ -82,6 +86,7 @@ static bool begin_device(growth *of, int device) {
     return true;
   }
   state->graph_ordinal = of->need.ordinals[device];
+  __atomic_or_fetch(&of->own->graph_devices, 1u << device, __ATOMIC_RELAXED);
   if (of->need.reserved[device] == 0 && !try_device(of, device)) return false;
   return growing_begin(of->own, device, &state->graphs, of->need.reserved[device]);
 }
@@ -164,7 +169,8 @@ static bool growth_goes_on(growth *of) {
 // ---- executable graphs ----
 //
 // One record says which devices a graph needs, and one for each of them how much. Handles are
-// addresses of aligned objects, so that the following numbers are free.
+// addresses of aligned objects, so that the following numbers are free. Graphs without memory nodes
+// have a record too: a handle without one may be about to be that of a graph with such nodes.
 
 static uint64_t part_of(uint64_t graph, int device) {
   return graph ^ (uint64_t)(device + 1) << 56;
@@ -182,7 +188,6 @@ static bool remember(process *own, uint64_t graph, const graph_need *need) {
                    .count = (uint32_t)need->ordinals[device]};
     kept = kept && records_keep(&own->records, &part);
   }
-  if (kept) __atomic_add_fetch(&own->allocating_graphs, 1, __ATOMIC_RELEASE);
   return kept;
 }
 
@@ -200,6 +205,12 @@ static bool recall(process *own, uint64_t graph, graph_need *need) {
   return true;
 }
 
+// Before the driver may give out the handle of one that allocates, launches ask for its record.
+static void count_allocating(process *own, const graph_need *need, int change) {
+  if (need->devices == 0) return;
+  __atomic_add_fetch(&own->allocating_graphs, (uint32_t)change, __ATOMIC_SEQ_CST);
+}
+
 static void forget(process *own, uint64_t graph) {
   record whole, part;
   if (!records_take(&own->records, SPACE_GRAPH, graph, &whole)) return;
@@ -207,7 +218,6 @@ static void forget(process *own, uint64_t graph) {
     if ((whole.count & 1u << device) == 0) continue;
     records_take(&own->records, SPACE_GRAPH, part_of(graph, device), &part);
   }
-  __atomic_sub_fetch(&own->allocating_graphs, 1, __ATOMIC_RELEASE);
 }
 
 // ---- entry points ----
@@ -229,15 +239,17 @@ static bool is_as_read(const growth *of, CUgraph graph) {
 }
 
 static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const CUgraphExec *made) {
-  if (result != CUDA_SUCCESS) return result;
-  bool needs_memory = of->need.devices != 0;
-  if (is_as_read(of, graph) &&
-      (!needs_memory || remember(of->own, (uint64_t)(uintptr_t)*made, &of->need))) {
-    expect(of->own, graph, made);
-    return result;
+  if (result == CUDA_SUCCESS) {
+    if (is_as_read(of, graph) && remember(of->own, (uint64_t)(uintptr_t)*made, &of->need)) {
+      expect(of->own, graph, made);
+      return result;
+    }
+    forget(of->own, (uint64_t)(uintptr_t)*made);
+    DRIVER(REAL(cuGraphExecDestroy)(*made));
+    result = CUDA_ERROR_OUT_OF_MEMORY;
   }
-  DRIVER(REAL(cuGraphExecDestroy)(*made));
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  count_allocating(of->own, &of->need, -1);
+  return result;
 }
 
 #define INSTANTIATE(made, graph_of_it, call)                                                 \
@@ -253,6 +265,7 @@ static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const C
     }                                                                                        \
     UNCANCELLED;                                                                             \
     CUresult result;                                                                         \
+    count_allocating(of.own, &of.need, 1);                                                   \
     do {                                                                                     \
       result = growth_begin(&of) ? growth_end(&of, DRIVER(call)) : CUDA_ERROR_OUT_OF_MEMORY; \
     } while (result == CUDA_ERROR_OUT_OF_MEMORY && growth_goes_on(&of));                     \
@@ -263,34 +276,34 @@ static CUresult instantiated(growth *of, CUresult result, CUgraph graph, const C
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                   char *log, size_t log_size)) {
-  if (!governed()) return REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiate)(made, graph, error_node, log, log_size);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiate)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
                                      char *log, size_t log_size)) {
-  if (!governed()) return REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiate_v2)(RESULT(made, given), graph, error_node, log, log_size));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithFlags,
              (CUgraphExec * made, CUgraph graph, unsigned long long flags)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithFlags)(made, graph, flags);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithFlags)(made, graph, flags);
   INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(RESULT(made, given), graph, flags));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithParams)(made, graph, parameters);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithParams)(made, graph, parameters);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiateWithParams)(RESULT(made, given), graph, parameters));
 }
 
 CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
              (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
-  if (!governed()) return REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
+  if (!governed()) return UNGOVERNED(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
   INSTANTIATE(made, graph,
               REAL(cuGraphInstantiateWithParams_ptsz)(RESULT(made, given), graph, parameters));
 }
@@ -299,11 +312,22 @@ static inline bool some_allocate(process *own) {
   return own != NULL && __atomic_load_n(&own->allocating_graphs, __ATOMIC_ACQUIRE) != 0;
 }
 
+// A destroyed graph's handle may be that of another one by the time of the driver's call, as a
+// launch may wait for its turn. It may even be during that call: the charge follows then.
+static bool may_allocate(CUgraphExec graph) {
+  process *own = process_known();
+  record whole;
+  return UNLIKELY(some_allocate(own)) &&
+         (!records_find(&own->records, SPACE_GRAPH, (uint64_t)(uintptr_t)graph, &whole) ||
+          whole.count != 0);
+}
+
 typedef struct graph_launch {
   CUgraphExec graph;
   CUstream stream;
   CUresult (*call)(CUgraphExec graph, CUstream stream);
-  bool takes_turn;  // an upload does not
+  bool takes_turn;   // an upload does not
+  bool is_recorded;  // in a stream's capture: nothing is allocated yet
 } graph_launch;
 
 // `of` NULL: it needs no memory.
@@ -315,21 +339,27 @@ static CUresult launch_once(const graph_launch *what, growth *of) {
   }
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (LIKELY(of == NULL)) {
-    result = DRIVER(what->call(what->graph, what->stream));
+    result = what->is_recorded || !may_allocate(what->graph)
+                 ? DRIVER(what->call(what->graph, what->stream))
+                 : CUDA_ERROR_INVALID_VALUE;
   } else if (growth_begin(of)) {
     result = growth_end(of, DRIVER(what->call(what->graph, what->stream)));
   }
   launch_end(&pass, result);
+  if (of == NULL && result == CUDA_SUCCESS && !what->is_recorded && may_allocate(what->graph)) {
+    settle_all(process_known());
+  }
   return result;
 }
 
 // Where there is no memory, others have the device's turn until there may be some.
-static CUresult launch_allocating(process *own, const graph_launch *what) {
+static CUresult launch_allocating(process *own, graph_launch *what) {
   growth of = {.own = own, .graph = (uint64_t)(uintptr_t)what->graph, .stream = what->stream};
-  if (!recall(own, of.graph, &of.need)) return launch_once(what, NULL);
+  if (!recall(own, of.graph, &of.need) || of.need.devices == 0) return launch_once(what, NULL);
   UNCANCELLED;
   CUresult result;
   if (capture_hold(own, what->stream)) {
+    what->is_recorded = true;
     result = launch_once(what, NULL);
     capture_let_go(own);
     return result;
@@ -343,9 +373,9 @@ static CUresult launch_allocating(process *own, const graph_launch *what) {
 
 #define GRAPH_WRAPPER(name, stream_meant, has_turn)                         \
   CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {                \
-    if (!governed()) return REAL(name)(graph, stream);                      \
+    if (!governed()) return UNGOVERNED(name)(graph, stream);                \
     process *own = process_known();                                         \
-    const graph_launch what = {graph, stream_meant, REAL(name), has_turn};  \
+    graph_launch what = {graph, stream_meant, REAL(name), has_turn, false}; \
     if (UNLIKELY(some_allocate(own))) return launch_allocating(own, &what); \
     return launch_once(&what, NULL);                                        \
   }
@@ -355,31 +385,32 @@ GRAPH_WRAPPER(cuGraphLaunch_ptsz, per_thread(stream), true)
 GRAPH_WRAPPER(cuGraphUpload, stream, false)
 GRAPH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream), false)
 
-CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
-  process *own = process_known();
-  if (!some_allocate(own) || !governed()) return REAL(cuGraphExecDestroy)(graph);
-  UNCANCELLED;
-  // It is forgotten first: the driver may give the handle to another thread's graph at once.
-  graph_need need;
-  bool is_known = recall(own, (uint64_t)(uintptr_t)graph, &need);
+static void forget_place(process *own, uint64_t graph) {
   process_lock(&own->graph_lock);
-  forget(own, (uint64_t)(uintptr_t)graph);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     uint64_t *last = &own->devices[device].last_graph;
-    if (*last == (uint64_t)(uintptr_t)graph) *last = 0;
+    if (*last == graph) *last = 0;
   }
   process_unlock(&own->graph_lock);
+}
+
+CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
+  process *own = process_known();
+  if (own == NULL || !governed()) return UNGOVERNED(cuGraphExecDestroy)(graph);
+  UNCANCELLED;
+  // It is forgotten first: the driver may give the handle to another thread's graph at once.
+  const uint64_t key = (uint64_t)(uintptr_t)graph;
+  graph_need need = {.devices = 0};
+  bool is_known = recall(own, key, &need);
+  forget(own, key);
+  if (need.devices != 0) forget_place(own, key);
   CUresult result = DRIVER(REAL(cuGraphExecDestroy)(graph));
-  if (!is_known) return result;
   if (result != CUDA_SUCCESS) {
-    remember(own, (uint64_t)(uintptr_t)graph, &need);
-    return result;
+    if (is_known) remember(own, key, &need);
+  } else if (need.devices != 0) {
+    count_allocating(own, &need, -1);
+    settle_all(own);
   }
-  process_lock(&own->graph_lock);
-  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-    if (own->devices[device].graphs.charged != 0) settle_device(own, device, 0);
-  }
-  process_unlock(&own->graph_lock);
   return result;
 }
 

@@ -98,15 +98,15 @@ static void capture_ended(compute_state *all, CUstream stream) {
   }
 }
 
-#define BEGIN_ONE(name, meant, parameters, arguments) \
-  CUDA_WRAPPER(name, parameters) {                    \
-    compute_state *all = state_of_share();            \
-    if (all == NULL) return REAL(name) arguments;     \
-    UNCANCELLED;                                      \
-    capture_begins(all);                              \
-    CUresult result = DRIVER(REAL(name) arguments);   \
-    capture_began(all, meant, result);                \
-    return result;                                    \
+#define BEGIN_ONE(name, meant, parameters, arguments)   \
+  CUDA_WRAPPER(name, parameters) {                      \
+    compute_state *all = state_of_share();              \
+    if (all == NULL) return UNGOVERNED(name) arguments; \
+    UNCANCELLED;                                        \
+    capture_begins(all);                                \
+    CUresult result = DRIVER(REAL(name) arguments);     \
+    capture_began(all, meant, result);                  \
+    return result;                                      \
   }
 #define BEGIN(name, parameters, arguments)       \
   BEGIN_ONE(name, stream, parameters, arguments) \
@@ -126,10 +126,10 @@ BEGIN(cuStreamBeginRecaptureToGraph,
 
 // Work that is captured for a graphics API runs in that API's commands: it could not be measured,
 // nor take turns.
-#define REFUSE_CIG(name)                                    \
-  CUDA_WRAPPER(name, (CUstream stream, void *parameters)) { \
-    if (!governed()) return REAL(name)(stream, parameters); \
-    return CUDA_ERROR_NOT_PERMITTED;                        \
+#define REFUSE_CIG(name)                                          \
+  CUDA_WRAPPER(name, (CUstream stream, void *parameters)) {       \
+    if (!governed()) return UNGOVERNED(name)(stream, parameters); \
+    return CUDA_ERROR_NOT_PERMITTED;                              \
   }
 
 REFUSE_CIG(cuStreamBeginCaptureToCig)
@@ -143,16 +143,16 @@ REFUSE_CIG(cuStreamBeginCaptureToCig_ptsz)
     process_unlock(&(own)->capture_lock); \
   } while (0)
 
-#define END_ONE(name, meant)                               \
-  CUDA_WRAPPER(name, (CUstream stream, CUgraph * graph)) { \
-    process *own = governed() ? process_state() : NULL;    \
-    if (own == NULL) return REAL(name)(stream, graph);     \
-    compute_state *all = state_of_share();                 \
-    UNCANCELLED;                                           \
-    CUresult result;                                       \
-    ENDS_CAPTURES(own, result, REAL(name)(stream, graph)); \
-    if (all != NULL) capture_ended(all, meant);            \
-    return result;                                         \
+#define END_ONE(name, meant)                                 \
+  CUDA_WRAPPER(name, (CUstream stream, CUgraph * graph)) {   \
+    process *own = governed() ? process_state() : NULL;      \
+    if (own == NULL) return UNGOVERNED(name)(stream, graph); \
+    compute_state *all = state_of_share();                   \
+    UNCANCELLED;                                             \
+    CUresult result;                                         \
+    ENDS_CAPTURES(own, result, REAL(name)(stream, graph));   \
+    if (all != NULL) capture_ended(all, meant);              \
+    return result;                                           \
   }
 
 END_ONE(cuStreamEndCapture, stream)

@@ -116,8 +116,9 @@ static uint64_t key_of(CUfunction function, uint64_t x, uint64_t y, uint64_t z) 
                       unsigned int block_dim_z, unsigned int shared_mem_bytes, CUstream stream,    \
                       void **kernel_params, void **extra)) {                                       \
     if (!governed()) {                                                                             \
-      return REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,    \
-                        block_dim_z, shared_mem_bytes, stream, kernel_params, extra);              \
+      return UNGOVERNED(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x,           \
+                              block_dim_y, block_dim_z, shared_mem_bytes, stream, kernel_params,   \
+                              extra);                                                              \
     }                                                                                              \
     LAUNCH(stream_meant, key_of(function, grid_dim_x, grid_dim_y, grid_dim_z),                     \
            REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,      \
@@ -133,8 +134,8 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz, per_thread(stream))
                       unsigned int block_dim_z, unsigned int shared_mem_bytes, CUstream stream,    \
                       void **kernel_params)) {                                                     \
     if (!governed()) {                                                                             \
-      return REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,    \
-                        block_dim_z, shared_mem_bytes, stream, kernel_params);                     \
+      return UNGOVERNED(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x,           \
+                              block_dim_y, block_dim_z, shared_mem_bytes, stream, kernel_params);  \
     }                                                                                              \
     LAUNCH(stream_meant, key_of(function, grid_dim_x, grid_dim_y, grid_dim_z),                     \
            REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,      \
@@ -148,7 +149,7 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, per_thread(stream))
   CUDA_WRAPPER(name, (const CUlaunchConfig *config, CUfunction function, void **kernel_params,   \
                       void **extra)) {                                                           \
     if (config == NULL || !governed()) {                                                         \
-      return REAL(name)(config, function, kernel_params, extra);                                 \
+      return UNGOVERNED(name)(config, function, kernel_params, extra);                           \
     }                                                                                            \
     LAUNCH(stream_meant, key_of(function, config->gridDimX, config->gridDimY, config->gridDimZ), \
            REAL(name)(config, function, kernel_params, extra));                                  \
@@ -160,18 +161,18 @@ LAUNCH_CONFIGURED(cuLaunchKernelEx_ptsz, per_thread(config->hStream))
 // ---- the forms of CUDA 2, which take their configuration from the function ----
 
 CUDA_WRAPPER(cuLaunch, (CUfunction function)) {
-  if (!governed()) return REAL(cuLaunch)(function);
+  if (!governed()) return UNGOVERNED(cuLaunch)(function);
   LAUNCH(STREAM_LEGACY, key_of(function, 1, 1, 1), REAL(cuLaunch)(function));
 }
 
 CUDA_WRAPPER(cuLaunchGrid, (CUfunction function, int width, int height)) {
-  if (!governed()) return REAL(cuLaunchGrid)(function, width, height);
+  if (!governed()) return UNGOVERNED(cuLaunchGrid)(function, width, height);
   LAUNCH(STREAM_LEGACY, key_of(function, (unsigned)width, (unsigned)height, 1),
          REAL(cuLaunchGrid)(function, width, height));
 }
 
 CUDA_WRAPPER(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream)) {
-  if (!governed()) return REAL(cuLaunchGridAsync)(function, width, height, stream);
+  if (!governed()) return UNGOVERNED(cuLaunchGridAsync)(function, width, height, stream);
   LAUNCH(stream, key_of(function, (unsigned)width, (unsigned)height, 1),
          REAL(cuLaunchGridAsync)(function, width, height, stream));
 }
@@ -199,7 +200,7 @@ static void end_part(launch_pass *pass, CUresult result) {
 CUDA_WRAPPER(cuLaunchCooperativeKernelMultiDevice,
              (CUDA_LAUNCH_PARAMS * list, unsigned int count, unsigned int flags)) {
   if (list == NULL || count > MOST_PARTS || !governed()) {
-    return REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+    return UNGOVERNED(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
   }
   launch_pass passes[MOST_PARTS];
   CUresult result = CUDA_SUCCESS;

@@ -21,6 +21,9 @@ void libraries_load(int library);
 // that returns an error of the kind that fits.
 void *libraries_real(shim_entry entry);
 
+// Does the caller's address lie in the library?
+bool libraries_calls_itself(int library, const void *caller);
+
 // The driver's function of a name that the shim does not own, or NULL.
 void *libraries_symbol(int library, const char *name);
 

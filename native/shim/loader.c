@@ -93,6 +93,10 @@ static choice choose(void *handle, const char *name, const char *version, const 
   int entry = entry_by_name(name);
   if (entry < 0 || !share_present()) return (choice){.jump = jump};
   libraries_scan();
+  int library = entry_is_cuda(entry) ? LIBRARY_CUDA : LIBRARY_NVML;
+  if (entry_real(entry) != NULL && libraries_calls_itself(library, caller)) {
+    return (choice){.value = entry_real(entry)};
+  }
   if (handle != RTLD_DEFAULT && handle != RTLD_NEXT) {
     void *found = version == NULL ? real.dlsym(handle, name) : real.dlvsym(handle, name, version);
     return (choice){.value = found == NULL ? NULL : wrapped(entry, found)};

@@ -191,7 +191,7 @@ static CUresult allocate_managed(const plain_request *request, CUdeviceptr *poin
 #define PLAIN(call) WITH_PATIENCE(request.at.own, request.at.device, call)
 
 CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
-  if (!governed()) return REAL(cuMemAlloc_v2)(pointer, bytes);
+  if (!governed()) return UNGOVERNED(cuMemAlloc_v2)(pointer, bytes);
   UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
@@ -209,7 +209,7 @@ CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
 
 // The oldest form, with pointers of 32 bits.
 CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
-  if (!governed()) return REAL(cuMemAlloc)(pointer, bytes);
+  if (!governed()) return UNGOVERNED(cuMemAlloc)(pointer, bytes);
   UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
@@ -255,7 +255,8 @@ static bool is_pitched(size_t width, const size_t *pitch, unsigned int element_b
 
 CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height,
                                   unsigned int element_bytes)) {
-  if (!governed()) return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
+  if (!governed())
+    return UNGOVERNED(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
   UNCANCELLED;
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
@@ -277,7 +278,7 @@ CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t w
 
 CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,
                                unsigned int height, unsigned int element_bytes)) {
-  if (!governed()) return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
+  if (!governed()) return UNGOVERNED(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
   UNCANCELLED;
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
@@ -295,7 +296,7 @@ CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, un
 // Managed memory may be anywhere, and may all be on the device at once: it is charged in full.
 // Small pieces share blocks, as plain ones do; these are left to the driver to move.
 CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags)) {
-  if (!governed()) return REAL(cuMemAllocManaged)(pointer, bytes, flags);
+  if (!governed()) return UNGOVERNED(cuMemAllocManaged)(pointer, bytes, flags);
   UNCANCELLED;
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);

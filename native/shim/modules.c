@@ -278,19 +278,19 @@ static void unmap_image(mapped_file file) {
   } while (0)
 
 CUDA_WRAPPER(cuModuleLoadData, (CUmodule * module, const void *image)) {
-  if (!governed()) return REAL(cuModuleLoadData)(module, image);
+  if (!governed()) return UNGOVERNED(cuModuleLoadData)(module, image);
   LOAD(module, image, REAL(cuModuleLoadData)(RESULT(module, made), image), module);
 }
 
 CUDA_WRAPPER(cuModuleLoadDataEx, (CUmodule * module, const void *image, unsigned int count,
                                   CUjit_option *options, void **values)) {
-  if (!governed()) return REAL(cuModuleLoadDataEx)(module, image, count, options, values);
+  if (!governed()) return UNGOVERNED(cuModuleLoadDataEx)(module, image, count, options, values);
   LOAD(module, image, REAL(cuModuleLoadDataEx)(RESULT(module, made), image, count, options, values),
        module);
 }
 
 CUDA_WRAPPER(cuModuleLoadFatBinary, (CUmodule * module, const void *image)) {
-  if (!governed()) return REAL(cuModuleLoadFatBinary)(module, image);
+  if (!governed()) return UNGOVERNED(cuModuleLoadFatBinary)(module, image);
   LOAD(module, image, REAL(cuModuleLoadFatBinary)(RESULT(module, made), image), module);
 }
 
@@ -299,7 +299,7 @@ static CUresult load_file(CUmodule *module, const char *path, const void *image)
 }
 
 CUDA_WRAPPER(cuModuleLoad, (CUmodule * module, const char *path)) {
-  if (!governed()) return REAL(cuModuleLoad)(module, path);
+  if (!governed()) return UNGOVERNED(cuModuleLoad)(module, path);
   UNCANCELLED;
   mapped_file file = map_image(path);
   CUresult result = load_file(module, path, file.start);
@@ -334,8 +334,8 @@ CUDA_WRAPPER(cuLibraryLoadData, (CUlibrary * library, const void *code, CUjit_op
                                  void **jit_values, unsigned int jit_count,
                                  CUlibraryOption *options, void **values, unsigned int count)) {
   if (!governed()) {
-    return REAL(cuLibraryLoadData)(library, code, jit_options, jit_values, jit_count, options,
-                                   values, count);
+    return UNGOVERNED(cuLibraryLoadData)(library, code, jit_options, jit_values, jit_count, options,
+                                         values, count);
   }
   LOAD(library, code,
        REAL(cuLibraryLoadData)(RESULT(library, made), code, jit_options, jit_values, jit_count,
@@ -358,8 +358,8 @@ CUDA_WRAPPER(cuLibraryLoadFromFile,
               unsigned int jit_count, CUlibraryOption *options, void **values,
               unsigned int count)) {
   if (!governed()) {
-    return REAL(cuLibraryLoadFromFile)(library, path, jit_options, jit_values, jit_count, options,
-                                       values, count);
+    return UNGOVERNED(cuLibraryLoadFromFile)(library, path, jit_options, jit_values, jit_count,
+                                             options, values, count);
   }
   UNCANCELLED;
   mapped_file file = map_image(path);

@@ -273,26 +273,26 @@ static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool h
 }
 
 CUDA_WRAPPER(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream)) {
-  if (!governed()) return REAL(cuMemAllocAsync)(pointer, bytes, stream);
+  if (!governed()) return UNGOVERNED(cuMemAllocAsync)(pointer, bytes, stream);
   return allocate_from_current(pointer, bytes, stream, REAL(cuMemAllocAsync),
                                REAL(cuMemAllocFromPoolAsync));
 }
 
 CUDA_WRAPPER(cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream)) {
-  if (!governed()) return REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
+  if (!governed()) return UNGOVERNED(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
   return allocate_from_current(pointer, bytes, per_thread(stream), REAL(cuMemAllocAsync_ptsz),
                                REAL(cuMemAllocFromPoolAsync_ptsz));
 }
 
 CUDA_WRAPPER(cuMemAllocFromPoolAsync,
              (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) {
-  if (!governed()) return REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
+  if (!governed()) return UNGOVERNED(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
   return allocate_from(pointer, bytes, pool, stream, REAL(cuMemAllocFromPoolAsync));
 }
 
 CUDA_WRAPPER(cuMemAllocFromPoolAsync_ptsz,
              (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) {
-  if (!governed()) return REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
+  if (!governed()) return UNGOVERNED(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
   return allocate_from(pointer, bytes, pool, per_thread(stream),
                        REAL(cuMemAllocFromPoolAsync_ptsz));
 }

@@ -355,7 +355,7 @@ static pool_state *add_new_pool(process *own, CUmemoryPool handle, int device) {
 
 // A pool of memory that is not understood can be made: nothing is allocated from it.
 CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties)) {
-  if (!governed()) return REAL(cuMemPoolCreate)(pool, properties);
+  if (!governed()) return UNGOVERNED(cuMemPoolCreate)(pool, properties);
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (properties == NULL) return DRIVER(REAL(cuMemPoolCreate)(pool, properties));
@@ -484,7 +484,7 @@ static CUresult destroy_uncharged(process *own, pool_state *pool, CUmemoryPool h
 }
 
 CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
-  if (!governed()) return REAL(cuMemPoolDestroy)(handle);
+  if (!governed()) return UNGOVERNED(cuMemPoolDestroy)(handle);
   UNCANCELLED;
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);

@@ -83,26 +83,42 @@ process *process_state(void) {
   return own;
 }
 
+#define HOLDS_LOCK 0x10000u /* counts as one reason, in its own half of the number */
+
 static __thread unsigned uncancelled __attribute__((tls_model("initial-exec")));
 static __thread int cancel_state __attribute__((tls_model("initial-exec")));
 
+static inline void begin_uncancelled(unsigned reason) {
+  if (uncancelled == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  uncancelled += reason;
+}
+
+static inline void end_uncancelled(unsigned reason) {
+  uncancelled -= reason;
+  if (uncancelled == 0) pthread_setcancelstate(cancel_state, NULL);
+}
+
 void uncancelled_begin(void) {
-  if (uncancelled++ == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  begin_uncancelled(1);
 }
 
 void uncancelled_end(void) {
-  if (--uncancelled == 0) pthread_setcancelstate(cancel_state, NULL);
+  end_uncancelled(1);
+}
+
+bool process_holds_lock(void) {
+  return uncancelled >= HOLDS_LOCK;
 }
 
 void process_lock(pthread_mutex_t *lock) {
-  uncancelled_begin();
+  begin_uncancelled(HOLDS_LOCK);
   pthread_mutex_lock(lock);
 }
 
 bool process_trylock(pthread_mutex_t *lock) {
-  uncancelled_begin();
+  begin_uncancelled(HOLDS_LOCK);
   if (pthread_mutex_trylock(lock) == 0) return true;
-  uncancelled_end();
+  end_uncancelled(HOLDS_LOCK);
   return false;
 }
 
@@ -136,15 +152,15 @@ static int lock_within(pthread_mutex_t *lock, uint64_t ns) {
 bool process_lock_within(pthread_mutex_t *lock, uint64_t ns) {
   if (LIKELY(process_trylock(lock))) return true;
   if (ns == 0) return false;
-  uncancelled_begin();
+  begin_uncancelled(HOLDS_LOCK);
   if (lock_within(lock, ns) == 0) return true;
-  uncancelled_end();
+  end_uncancelled(HOLDS_LOCK);
   return false;
 }
 
 void process_unlock(pthread_mutex_t *lock) {
   pthread_mutex_unlock(lock);
-  uncancelled_end();
+  end_uncancelled(HOLDS_LOCK);
 }
 
 // Driver's calls take microseconds, those that free or make memory milliseconds.

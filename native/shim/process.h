@@ -122,6 +122,7 @@ typedef struct process {
   call_turn graph_turn;
   pthread_mutex_t capture_lock;  // no capture of a stream ends
   uint32_t allocating_graphs;    // executable graphs with memory nodes
+  uint32_t graph_devices;        // a bit for each where there was one
   pool_state pools[MAX_POOLS];
 
   pthread_mutex_t compute_lock;
@@ -165,6 +166,8 @@ bool process_guarded(process *own, bool (*step)(process *own, void *context), vo
 // keep its locks, and what it has reserved: between these it ends later. They can be nested.
 void uncancelled_begin(void);
 void uncancelled_end(void);
+// Does this thread hold a lock of those below?
+bool process_holds_lock(void);
 
 // The same until the end of the block.
 #define UNCANCELLED                                                          \

@@ -120,7 +120,7 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
 CUDA_WRAPPER(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t size,
                            const CUmemAllocationProp *properties, unsigned long long flags)) {
   if (properties == NULL || size == 0 || handle == NULL || !governed()) {
-    return REAL(cuMemCreate)(handle, size, properties, flags);
+    return UNGOVERNED(cuMemCreate)(handle, size, properties, flags);
   }
   // Another thread may write them meanwhile.
   const CUmemAllocationProp read = *properties;
@@ -157,7 +157,7 @@ CUDA_WRAPPER(cuMemExportToShareableHandle,
              (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
               unsigned long long flags)) {
   process *own = governed() ? process_state() : NULL;
-  if (own == NULL) return REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+  if (own == NULL) return UNGOVERNED(cuMemExportToShareableHandle)(shareable, handle, type, flags);
   record name;
   process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags));
@@ -188,7 +188,7 @@ static bool add_reference(record *name, bool exists, void *context) {
 
 CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address)) {
   process *own = governed() ? process_state() : NULL;
-  if (own == NULL) return REAL(cuMemRetainAllocationHandle)(handle, address);
+  if (own == NULL) return UNGOVERNED(cuMemRetainAllocationHandle)(handle, address);
   record mapping;
   CUmemGenericAllocationHandle retained = 0;
   process_lock(&own->virtual_lock);
@@ -208,7 +208,7 @@ CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle
 CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
                         CUmemGenericAllocationHandle handle, unsigned long long flags)) {
   process *own = governed() ? process_state() : NULL;
-  if (own == NULL) return REAL(cuMemMap)(address, size, offset, handle, flags);
+  if (own == NULL) return UNGOVERNED(cuMemMap)(address, size, offset, handle, flags);
   record name;
   process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemMap)(address, size, offset, handle, flags));
@@ -250,7 +250,8 @@ static void range_exported(process *own, uint64_t address, uint64_t size) {
 CUDA_WRAPPER(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr address, size_t size,
                                              CUmemRangeHandleType type, unsigned long long flags)) {
   process *own = governed() ? process_state() : NULL;
-  if (own == NULL) return REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags);
+  if (own == NULL)
+    return UNGOVERNED(cuMemGetHandleForAddressRange)(handle, address, size, type, flags);
   process_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags));
   if (result == CUDA_SUCCESS && !plain_exported(own, address)) range_exported(own, address, size);
@@ -289,6 +290,7 @@ typedef CUresult map_call(CUarrayMapInfo *list, unsigned count, CUstream stream)
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUstream stream, map_call *call) {
   UNCANCELLED;
   process *own = governed() ? process_state() : NULL;
+  if (own == NULL && driver_refuses()) return CUDA_ERROR_NOT_PERMITTED;
   if (list == NULL || count == 0 || own == NULL) return DRIVER(call(list, count, stream));
   CUresult result = CUDA_SUCCESS;
   for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {

@@ -178,6 +178,65 @@ static void a_graph_is_added_to(void) {
   race(launch_growing, add_memory);
 }
 
+static CUgraphExec last_executable;
+
+static CUgraph graph_with(bool has_memory) {
+  CUgraph graph;
+  CUgraphNode node, end;
+  CUDA_MEM_ALLOC_NODE_PARAMS memory = {.poolProps = OF_DEVICE, .bytesize = 3 * GIB};
+  OK(cuGraphCreate(&graph, 0));
+  if (has_memory) {
+    OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &memory));
+    OK(cuGraphAddMemFreeNode(&end, graph, &node, 1, memory.dptr));
+  } else {
+    OK(cuGraphAddEmptyNode(&node, graph, NULL, 0));
+  }
+  return graph;
+}
+
+static uint32_t is_launching;
+
+// A graph with memory gets the handle of one that was destroyed.
+static void *make_executables(void *unused) {
+  OK(cuCtxSetCurrent(primary));
+  CUgraph plain = graph_with(false), with_memory = graph_with(true);
+  while (goes_on()) {
+    CUgraphExec gone, made;
+    CUdeviceptr pointer;
+    OK(cuGraphInstantiateWithFlags(&gone, plain, 0));
+    OK(cuGraphExecDestroy(gone));
+    __atomic_store_n(&last_executable, gone, __ATOMIC_SEQ_CST);
+    pause_briefly(2000);
+    bool is_made = cuGraphInstantiateWithFlags(&made, with_memory, 0) == CUDA_SUCCESS;
+    __atomic_store_n(&last_executable, NULL, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&is_launching, __ATOMIC_SEQ_CST) != 0) continue;
+    OK(cuStreamSynchronize(stream));
+    if (!is_made) continue;
+    if (cuMemAlloc_v2(&pointer, 3 * GIB) == CUDA_SUCCESS) {
+      is_unpaid();
+      OK(cuMemFree_v2(pointer));
+    }
+    OK(cuGraphExecDestroy(made));
+    OK(cuDeviceGraphMemTrim(0));
+  }
+  return unused;
+}
+
+static bool launch_gone(void) {
+  __atomic_store_n(&is_launching, 1, __ATOMIC_SEQ_CST);
+  CUgraphExec last = __atomic_load_n(&last_executable, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < TRIES && last != NULL; i++) {
+    if (cuGraphLaunch(last, stream) == CUDA_SUCCESS) break;
+  }
+  __atomic_store_n(&is_launching, 0, __ATOMIC_SEQ_CST);
+  return false;
+}
+
+static void a_graph_has_another_ones_handle(void) {
+  begin();
+  race(launch_gone, make_executables);
+}
+
 // ---- pools ----
 
 static CUmemoryPool last_host_pool;
@@ -313,6 +372,7 @@ static const test_case cases[] = {
     {"a_dead_context_is_there_again", a_dead_context_is_there_again},
     {"a_context_is_used_while_it_is_made", a_context_is_used_while_it_is_made},
     {"a_graph_is_added_to", a_graph_is_added_to},
+    {"a_graph_has_another_ones_handle", a_graph_has_another_ones_handle},
     {"a_pool_has_another_ones_handle", a_pool_has_another_ones_handle},
     {"memory_is_asked_for_elsewhere", memory_is_asked_for_elsewhere},
     {"a_pool_is_asked_for_elsewhere", a_pool_is_asked_for_elsewhere},
