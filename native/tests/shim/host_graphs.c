@@ -198,6 +198,22 @@ static void launches_are_refused(void) {
   AGREE();
 }
 
+// An upload may have placed nothing: the launch after it has to fit.
+static void uploaded_graphs_have_to_fit(void) {
+  start_on(0);
+  CUgraphExec graph = executable(allocating_graph(200 * MIB));
+  CUdeviceptr pointer;
+  OK(cuGraphUpload(graph, NULL));
+  while (limit_of(0) - charged(0) >= 200 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  GIVES(cuGraphLaunch(graph, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(physical(0) <= limit_of(0));
+  AGREE();
+  OK(cuMemFree_v2(pointer));
+  OK(cuGraphUpload(graph, NULL));
+  OK(cuGraphLaunch(graph, NULL));
+  AGREE();
+}
+
 // A chain that frees before it allocates again needs its largest part, whatever the sum.
 static void chains_need_their_peak(void) {
   start_on(0);
@@ -357,6 +373,7 @@ static const test_case cases[] = {
      graphs_that_are_not_read_to_their_end_are_refused},
     {"allocations_outlive_their_graph", allocations_outlive_their_graph},
     {"launches_are_refused", launches_are_refused},
+    {"uploaded_graphs_have_to_fit", uploaded_graphs_have_to_fit},
     {"chains_need_their_peak", chains_need_their_peak},
     {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
     {"threads_launch_at_the_limit", threads_launch_at_the_limit},
