@@ -146,6 +146,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in shown)
 
 
+def printable_lines(text: str) -> str:
+    """Replace the control characters of each line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def kept_columns(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:
     """Return the columns that fit, if those that may be cut are."""
     needs = [
