@@ -9,8 +9,8 @@ import msgspec
 
 from allotment.cli.documents import print_document
 from allotment.cli.groups import wants_colour
-from allotment.cli.tables import printable_lines
 from allotment.model.errors import PrerequisiteError
+from allotment.model.formats import printable_lines
 
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
 

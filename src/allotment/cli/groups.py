@@ -154,7 +154,7 @@ def _hint_of(error: click.ClickException, args: Sequence[str] | None) -> str | N
 
 def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:
     """Print an error and exit. Its texts may name programs, and shares of other users."""
-    from allotment.cli.tables import printable_lines
+    from allotment.model.formats import printable_lines
 
     text = f"{click.style('error:', fg='red', bold=True)} {printable_lines(message)}"
     if hint:

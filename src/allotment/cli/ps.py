@@ -22,11 +22,10 @@ from allotment.cli.tables import (
     host_of,
     limit_of,
     print_table,
-    printable,
     short_uuid,
 )
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes, format_duration, utc
+from allotment.model.formats import format_bytes, format_duration, printable, utc
 from allotment.model.structs import replace
 
 if TYPE_CHECKING:
