@@ -69,13 +69,22 @@ static const allot_lease_state first_state = {.holder = -1, .next = -1};
 #define FIRST_BUFFER offsetof(allot_leases_file, buffers)
 #define FIRST_STATE (FIRST_BUFFER + offsetof(allot_seat_buffer, state))
 #define SEAT_BEGUN (FIRST_BUFFER + sizeof(allot_seat_buffer))
+#define SEATS_PATH 64 /* /proc/self/fd/N */
 
 // What a seat's file begins with, apart from zeros.
 static const part fresh_seat[2] = {{0, &seat_head, sizeof seat_head},
                                    {FIRST_STATE, &first_state, sizeof first_state}};
 
-static int seats_folder(const char *directory, char *path, size_t size) {
-  return allot_path_in(directory, "seats", path, size);
+// The folder of the seats, and a path of it that leads nowhere else while it is open. In a folder
+// for all users another user may have put a link in its place.
+static int open_seats(const char *directory, char *path, size_t size) {
+  char seats[4096];
+  int error = allot_path_in(directory, "seats", seats, sizeof seats);
+  if (error != 0) return error;
+  int descriptor = open(seats, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (descriptor < 0) return -errno;
+  snprintf(path, size, "/proc/self/fd/%d", descriptor);
+  return descriptor;
 }
 
 int allot_contract_create(const char *directory, const char *uuid) {
@@ -92,7 +101,7 @@ int allot_contract_create(const char *directory, const char *uuid) {
   // First the folder: a contract that is there has it.
   const part of_contract[2] = {{0, &contract, sizeof contract}, {0, "", 0}};
   char seats[4096];
-  int error = seats_folder(directory, seats, sizeof seats);
+  int error = allot_path_in(directory, "seats", seats, sizeof seats);
   if (error != 0) return error;
   if (mkdir(seats, 0755) != 0 && errno != EEXIST) return -errno;
   return create_file(directory, "contract", of_contract, sizeof contract, sizeof contract);
@@ -214,12 +223,14 @@ static void wake_places(const char *seats, uint64_t serial) {
 
 // Wakes whoever waits for a turn, or holds one, to look at the new terms.
 static void wake_all(const char *directory, const allot_contract *contract) {
-  char seats[4096];
-  if (seats_folder(directory, seats, sizeof seats) != 0) return;
+  char seats[SEATS_PATH];
+  int folder = open_seats(directory, seats, sizeof seats);
+  if (folder < 0) return;
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     const allot_contract_seat *promised = &contract->seats[seat];
     if (load(&promised->terms) & ALLOT_TERMS_TAKEN) wake_places(seats, load(&promised->serial));
   }
+  close(folder);
 }
 
 static bool is_promised_too_much(const allot_contract *contract, int changed, uint64_t terms) {
@@ -263,16 +274,13 @@ static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
 }
 
 static int create_seat(const char *directory, uint64_t serial) {
-  char seats[4096], name[32];
-  int error = seats_folder(directory, seats, sizeof seats);
+  char seats[SEATS_PATH], name[32];
+  int folder = open_seats(directory, seats, sizeof seats);
+  if (folder < 0) return folder;
   snprintf(name, sizeof name, "%llu", (unsigned long long)serial);
-  return error != 0 ? error : create_file(seats, name, fresh_seat, SEAT_BEGUN, SEAT_SIZE);
-}
-
-static void remove_seat(const char *directory, uint64_t serial) {
-  char seats[4096], path[4096];
-  if (seats_folder(directory, seats, sizeof seats) != 0) return;
-  if (allot_seat_path(seats, serial, path, sizeof path) == 0) unlink(path);
+  int error = create_file(seats, name, fresh_seat, SEAT_BEGUN, SEAT_SIZE);
+  close(folder);
+  return error;
 }
 
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
@@ -304,10 +312,13 @@ int allot_contract_take(const char *directory, const char *share_id, uint64_t te
   return result;
 }
 
-static void wake_places_of_freed(const char *directory, uint64_t serial) {
-  char seats[4096];
-  if (seats_folder(directory, seats, sizeof seats) == 0) wake_places(seats, serial);
-  remove_seat(directory, serial);
+static void remove_seat(const char *directory, uint64_t serial) {
+  char seats[SEATS_PATH], path[4096];
+  int folder = open_seats(directory, seats, sizeof seats);
+  if (folder < 0) return;
+  wake_places(seats, serial);
+  if (allot_seat_path(seats, serial, path, sizeof path) == 0) unlink(path);
+  close(folder);
 }
 
 static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
@@ -324,7 +335,7 @@ static int change(const char *directory, int seat, uint64_t serial, uint64_t ter
     put_terms(contract, seat, terms);
     wake_all(directory, contract);
     // Its programs, if any are left, go on without a seat.
-    if (!(terms & ALLOT_TERMS_TAKEN)) wake_places_of_freed(directory, serial);
+    if (!(terms & ALLOT_TERMS_TAKEN)) remove_seat(directory, serial);
   }
   close_contract(contract);
   return error;

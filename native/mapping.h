@@ -30,10 +30,11 @@ static inline int allot_open(const char *path, int flags) {
   return descriptor < 0 ? -errno : descriptor;
 }
 
+// Not through a link that another user has put there.
 static inline int allot_open_in(const char *directory, const char *name, int flags) {
   char path[4096];
   int error = allot_path_in(directory, name, path, sizeof path);
-  return error != 0 ? error : allot_open(path, flags);
+  return error != 0 ? error : allot_open(path, flags | O_NOFOLLOW);
 }
 
 // Maps the first `size` bytes of a file that has `least` bytes or more.
@@ -48,10 +49,7 @@ static inline int allot_map(int descriptor, size_t size, uint64_t least, int pro
   return 0;
 }
 
-// Maps the first `size` bytes of a file that has as many. `flags`: O_RDONLY or O_RDWR, which is
-// what may be done with the mapping as well.
-static inline int allot_map_file(const char *path, size_t size, int flags, void **mapped) {
-  int descriptor = allot_open(path, flags);
+static inline int allot_map_opened(int descriptor, size_t size, int flags, void **mapped) {
   if (descriptor < 0) return descriptor;
   int protection = flags == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
   int error = allot_map(descriptor, size, size, protection, mapped);
@@ -59,11 +57,15 @@ static inline int allot_map_file(const char *path, size_t size, int flags, void 
   return error;
 }
 
+// Maps the first `size` bytes of a file that has as many. `flags`: O_RDONLY or O_RDWR, which is
+// what may be done with the mapping as well.
+static inline int allot_map_file(const char *path, size_t size, int flags, void **mapped) {
+  return allot_map_opened(allot_open(path, flags), size, flags, mapped);
+}
+
 static inline int allot_map_in(const char *directory, const char *name, size_t size, int flags,
                                void **mapped) {
-  char path[4096];
-  int error = allot_path_in(directory, name, path, sizeof path);
-  return error != 0 ? error : allot_map_file(path, size, flags, mapped);
+  return allot_map_opened(allot_open_in(directory, name, flags), size, flags, mapped);
 }
 
 #endif

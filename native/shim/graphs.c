@@ -53,6 +53,7 @@ typedef struct growth {
   graph_need need;
   uint64_t graph;  // 0: there is no executable graph yet
   CUstream stream;
+  uint64_t placed_in;  // the stream of a launch; 0: an upload, which may place nothing
   patience left;
   uint32_t in_place;  // a bit for each device
   int short_of;       // the device whose part does not fit; -1: none
@@ -76,11 +77,18 @@ static void let_go(growth *of) {
   }
 }
 
-// An executable graph that is launched again, with no other in between, finds its memory in place.
+// An executable graph that is launched again in the same stream, with no other in between, finds
+// its memory in place, unless the driver has taken some of the reserve for other uses.
+static bool is_in_place(const growth *of, int device) {
+  device_state *state = &of->own->devices[device];
+  if (of->placed_in == 0 || state->last_stream != of->placed_in) return false;
+  if (state->last_graph == of->graph) settle_device(of->own, device, 0);
+  return state->last_graph == of->graph;
+}
+
 static bool begin_device(growth *of, int device) {
   device_state *state = &of->own->devices[device];
-  bool is_in_place = of->graph != 0 && state->last_graph == of->graph;
-  if (of->need.reserved[device] == 0 && is_in_place &&
+  if (of->need.reserved[device] == 0 && is_in_place(of, device) &&
       growing_begin_in_place(&state->graphs, of->need.least[device])) {
     of->in_place |= 1u << device;
     return true;
@@ -133,8 +141,9 @@ static CUresult growth_end(growth *of, CUresult result) {
     device_state *state = &own->devices[device];
     settle_device(own, device, end_device(of, device));
     of->need.reserved[device] = 0;
-    bool is_placed = result == CUDA_SUCCESS && state->graphs.is_mixed == 0;
+    bool is_placed = result == CUDA_SUCCESS && state->graphs.is_mixed == 0 && of->placed_in != 0;
     state->last_graph = is_placed ? of->graph : 0;
+    state->last_stream = of->placed_in;
   }
   process_unlock(&own->graph_lock);
   turn_give(&own->graph_turn, of->has_turn);
@@ -354,7 +363,10 @@ static CUresult launch_once(const graph_launch *what, growth *of) {
 
 // Where there is no memory, others have the device's turn until there may be some.
 static CUresult launch_allocating(process *own, graph_launch *what) {
-  growth of = {.own = own, .graph = (uint64_t)(uintptr_t)what->graph, .stream = what->stream};
+  growth of = {.own = own,
+               .graph = (uint64_t)(uintptr_t)what->graph,
+               .stream = what->stream,
+               .placed_in = what->takes_turn ? stream_identity(what->stream) : 0};
   if (!recall(own, of.graph, &of.need) || of.need.devices == 0) return launch_once(what, NULL);
   UNCANCELLED;
   CUresult result;

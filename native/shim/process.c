@@ -204,13 +204,15 @@ static bool number_devices(process *own, allot_ledger *ledger) {
   return true;
 }
 
+static bool are_in_place(void) {
+  int failure = share_failure();
+  if (failure != 0) say_unusable(share_directory(0), "folder", failure);
+  return failure == 0;
+}
+
 static bool view_shares(process *own) {
   unsigned count = share_count();
-  int failure = share_failure();
-  if (failure != 0) {
-    say_unusable(share_directory(0), "folder", failure);
-    return false;
-  }
+  if (!are_in_place()) return false;
   // The driver would show its devices or these.
   if (share_beside_bare()) {
     say_once(
@@ -247,7 +249,7 @@ static bool view_locked(process *own) {
 
 static bool attach_locked(process *own) {
   if (own->attached != 0) return true;
-  if (!view_locked(own)) return false;
+  if (!view_locked(own) || !are_in_place()) return false;
   for (uint32_t share = 0; share < own->share_count; share++) {
     allot_ledger *ledger = &own->ledgers[share];
     if (ledger->slot >= 0) continue;

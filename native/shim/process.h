@@ -58,8 +58,9 @@ typedef struct device_state {
 
   // Under the process's graph_lock.
   CUdevice graph_ordinal;
-  growing graphs;       // the reserve for graphs
-  uint64_t last_graph;  // whose memory was placed last, while nothing was trimmed since
+  growing graphs;        // the reserve for graphs
+  uint64_t last_graph;   // whose memory was placed last, while nothing was trimmed since
+  uint64_t last_stream;  // in which it was launched
 
   residency_state residency;
 } device_state;

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,20 +33,24 @@ typedef struct share_list {
 } share_list;
 
 static char named_directory[LONGEST];
+static struct stat place;  // what was at the fixed path when the program was loaded
+static bool has_place;
 static int is_noted;
 static share_list *decided;
 // What cannot be read may be a share: the program gets no CUDA, and never the driver unlimited.
 static share_list unreadable = {.count = 1, .directories = {ALLOT_SHARE_PATH}};
 static int failure;
 
-static void note_environment(void) {
+// Programs also change their root folder, or mount over the path, before they touch a GPU.
+static void note_surroundings(void) {
   if (__atomic_exchange_n(&is_noted, 1, __ATOMIC_ACQ_REL) != 0) return;
+  has_place = stat(ALLOT_SHARE_PATH, &place) == 0;
   const char *named = getenv(SHARE_VARIABLE);
   if (named != NULL && strlen(named) < sizeof named_directory) strcpy(named_directory, named);
 }
 
 __attribute__((constructor)) static void begin(void) {
-  note_environment();
+  note_surroundings();
   loader_prepare();
 }
 
@@ -93,9 +98,19 @@ static bool add_below(share_list *list, int folder) {
   return got == 0;
 }
 
+// False, and errno: the shares that the program was loaded in cannot be reached.
+static bool is_in_place(void) {
+  struct stat now;
+  note_surroundings();  // constructors of other libraries may come before, and use the GPU
+  if (!has_place) return true;
+  if (stat(ALLOT_SHARE_PATH, &now) != 0) return false;
+  errno = ENOENT;
+  return now.st_dev == place.st_dev && now.st_ino == place.st_ino;
+}
+
 // False, and errno: it cannot be known which shares there are.
 static bool find(share_list *list) {
-  note_environment();  // constructors of other libraries may come before, and use the GPU
+  if (!is_in_place()) return false;
   int folder = open(ALLOT_SHARE_PATH, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder >= 0) {
     add(list, ALLOT_SHARE_PATH);
@@ -106,7 +121,7 @@ static bool find(share_list *list) {
     if (!is_read) return false;
   } else if (errno != ENOENT && errno != ENOTDIR) {
     // On a machine the path can be root's own; `allot run` has named the share of its program.
-    if (errno != EACCES || named_directory[0] == '\0') return false;
+    if (errno != EACCES || named_directory[0] == '\0' || has_place) return false;
   }
   if (list->count > 0 || named_directory[0] == '\0') return true;
   strcpy(list->directories[list->count++], named_directory);
@@ -146,7 +161,8 @@ bool share_beside_bare(void) {
 }
 
 int share_failure(void) {
-  return shares() == &unreadable ? __atomic_load_n(&failure, __ATOMIC_RELAXED) : 0;
+  if (shares() == &unreadable) return __atomic_load_n(&failure, __ATOMIC_RELAXED);
+  return shares()->count == 0 || is_in_place() ? 0 : errno;
 }
 
 const char *share_directory(unsigned share) {

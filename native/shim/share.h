@@ -10,8 +10,8 @@
 // 0: this program runs in no share and the shim does nothing. More than MAX_SHARES cannot be used.
 unsigned share_count(void);
 
-// Why the shares could not be looked for (errno); 0: they are known. One share counts then, which
-// cannot be used.
+// Why the shares could not be looked for, or are no longer where they were when the program was
+// loaded (errno); 0: they are known. In the first case one share counts, which cannot be used.
 int share_failure(void);
 // Is there also a share without a ledger, whose devices the shim does not know?
 bool share_beside_bare(void);

@@ -74,13 +74,13 @@ def read_regular(path: str | Path, most: int) -> bytes:
     """Read the first `most` bytes of a file that another user may have made; raise `OSError`."""
     descriptor = open_regular(path, os.O_RDONLY)
     try:
-        content = b""
+        blocks = []
+        left = most
         # In blocks: Python reserves memory for all that a read could return.
-        while left := most - len(content):
-            if not (more := os.read(descriptor, min(16 * _BLOCK, left))):
-                break
-            content += more
-        return content
+        while left and (block := os.read(descriptor, min(16 * _BLOCK, left))):
+            blocks.append(block)
+            left -= len(block)
+        return b"".join(blocks)
     finally:
         os.close(descriptor)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from patience import wait_until
 
+from allotment import ledger
 from allotment.model.structs import replace
 from allotment.shares import recovery
 from allotment.shares.folders import StateFolder
@@ -199,6 +200,69 @@ def test_the_namespace_shows_one_share_and_nothing_to_write(allot: Allot) -> Non
     assert done.stdout.count("refused") == 3
     assert {"policy", "usage"} <= set(done.stdout.splitlines())
     assert "shares\n" not in done.stdout
+
+
+CHANGES_ITS_ROOT = """
+import ctypes, os, sys
+libraries = ctypes.CDLL(None)
+os.chroot(sys.argv[1])
+print(libraries.cuInit(0))
+"""
+# Landlock, by its system calls: no folder can be read but those below some of the root's.
+MUST_NOT_READ = """
+import ctypes, os, struct, sys
+libc, may_list = ctypes.CDLL(None), 1 << 3
+rules = libc.syscall(444, struct.pack("<Q", may_list), 8, 0)
+for name in os.listdir("/"):
+    if name != "run":
+        below = os.open("/" + name, os.O_PATH)
+        libc.syscall(445, rules, 1, struct.pack("<Qi", may_list, below), 0)
+libc.prctl(38, 1, 0, 0, 0)
+if libc.syscall(446, rules, 0) != 0:
+    sys.exit("no landlock")
+os.environ["ALLOTMENT_SHARE"] = sys.argv[1]
+use = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+os.execv(sys.executable, [sys.executable, "-c", use])
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [(CHANGES_ITS_ROOT, "is gone"), (MUST_NOT_READ, "must not use")],
+    ids=["chroot", "landlock"],
+)
+def test_who_leads_the_shim_elsewhere_has_no_gpu(
+    allot: Allot, tmp_path: Path, program: str, why: str
+) -> None:
+    """The share is where it was when the program was loaded, or nowhere."""
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    of_its_own = tmp_path / "ledger"
+    of_its_own.mkdir()
+    ledger.create(
+        of_its_own, ledger.LedgerPolicy("x", "x", (ledger.DevicePolicy("GPU-0", 1 << 40),))
+    )
+    # Loaded with the program: no call has looked for a share before the first of CUDA.
+    command = ("env", "LD_PRELOAD=libcuda.so.1", sys.executable, "-c", program, str(of_its_own))
+    done = allot(*run(*command, inject="namespace"))
+    if "no landlock" in done.stderr:
+        pytest.skip("this kernel has no Landlock")
+    assert done.stdout == "802\n"
+    assert "/run/allotment/share" in done.stderr
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize("file", ["usage", "seat-0"])
+def test_no_program_runs_from_a_file_that_programs_write(allot: Allot, file: str) -> None:
+    """While one did, no agent could repair the file, nor cut off what was appended."""
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    script = f"""
+        cat /bin/sleep > /run/allotment/share/{file}
+        chmod a+x /run/allotment/share/{file}
+        /run/allotment/share/{file} 0 || echo refused
+    """
+    assert allot(*run("sh", "-c", script, inject="namespace")).stdout == "refused\n"
 
 
 def test_the_machine_is_untouched_by_the_namespace(allot: Allot) -> None:

@@ -219,7 +219,7 @@ static CUresult run_all(launch *under_way, const graph *launched) {
 
 CUresult exec_launch(exec *launched, stream *target) {
   bool frees_first = (launched->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-  TRY(graph_memory_prepare(launched->graph, target->owner->gpu, frees_first));
+  TRY(graph_memory_prepare(launched->graph, frees_first));
   launch under_way = {.target = target};
   CUresult result = run_all(&under_way, launched->graph);
   flush(&under_way);
@@ -309,6 +309,11 @@ static CUgraphExecUpdateResult compare(const graph *own, const graph *wanted, no
   }
   *wrong = NULL;
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+bool exec_may_exchange(const graph *own, const graph *wanted) {
+  node *wrong;
+  return compare(own, wanted, &wrong) == CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
 CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph wanted_handle,

@@ -85,6 +85,7 @@ void graph_memory_begin(graph_memory *begun) {
 // ---- room for a launch -------------------------------------------------------------------------
 
 typedef struct forecast {
+  int gpu;  // of the memory, wherever the graph runs
   uint64_t used, peak;
   bool wrong;  // something is allocated that is live already
 } forecast;
@@ -94,7 +95,7 @@ static void foresee(forecast *ahead, const graph *launched, bool frees_first) {
   for (size_t i = 0; i < launched->count; i++) {
     const node *next = launched->order[i];
     if (next->child != NULL) foresee(ahead, next->child, frees_first);
-    if (next->memory == NULL) continue;
+    if (next->memory == NULL || next->memory->gpu != ahead->gpu) continue;
     if (next->content.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
       if (next->memory->live && !frees_first) ahead->wrong = true;
       ahead->used += next->memory->charged;
@@ -105,12 +106,15 @@ static void foresee(forecast *ahead, const graph *launched, bool frees_first) {
   }
 }
 
-static bool allocates(const graph *asked) {
+// The GPUs whose memory the graph allocates or frees, a bit for each.
+static uint32_t gpus_of(const graph *asked) {
+  uint32_t gpus = 0;
   for (size_t i = 0; i < asked->count; i++) {
-    if (asked->nodes[i]->memory != NULL) return true;
-    if (asked->nodes[i]->child != NULL && allocates(asked->nodes[i]->child)) return true;
+    const node *one = asked->nodes[i];
+    if (one->memory != NULL) gpus |= 1u << one->memory->gpu;
+    if (one->child != NULL) gpus |= gpus_of(one->child);
   }
-  return false;
+  return gpus;
 }
 
 static void free_live(const graph *launched) {
@@ -132,14 +136,19 @@ static CUresult reserve(device *own, int gpu, uint64_t wanted) {
   return CUDA_SUCCESS;
 }
 
-CUresult graph_memory_prepare(const graph *launched, int gpu, bool frees_first) {
-  if (!allocates(launched)) return CUDA_SUCCESS;
-  device *own = &driver.devices[gpu];
+CUresult graph_memory_prepare(const graph *launched, bool frees_first) {
+  uint32_t gpus = gpus_of(launched);
+  if (gpus == 0) return CUDA_SUCCESS;
   LOCK();
   if (frees_first) free_live(launched);
-  forecast ahead = {.used = own->graph_used, .peak = own->graph_used};
-  foresee(&ahead, launched, frees_first);
-  CUresult result = ahead.wrong ? CUDA_ERROR_INVALID_VALUE : reserve(own, gpu, ahead.peak);
+  CUresult result = CUDA_SUCCESS;
+  for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS && result == CUDA_SUCCESS; gpu++) {
+    if ((gpus & 1u << gpu) == 0) continue;
+    device *own = &driver.devices[gpu];
+    forecast ahead = {.gpu = gpu, .used = own->graph_used, .peak = own->graph_used};
+    foresee(&ahead, launched, frees_first);
+    result = ahead.wrong ? CUDA_ERROR_INVALID_VALUE : reserve(own, gpu, ahead.peak);
+  }
   UNLOCK();
   return result;
 }

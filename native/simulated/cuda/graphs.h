@@ -93,7 +93,7 @@ CUresult graph_memory_new(int gpu, uint64_t size, graph_memory **made);
 void graph_memory_drop(graph_memory *dropped);
 graph_memory *graph_memory_at(const graph *in, CUdeviceptr address);
 // Makes room for what launching the graph allocates on top of what is live.
-CUresult graph_memory_prepare(const graph *launched, int gpu, bool frees_first);
+CUresult graph_memory_prepare(const graph *launched, bool frees_first);
 void graph_memory_begin(graph_memory *begun);
 void graph_memory_end(graph_memory *ended);
 
@@ -101,6 +101,8 @@ void graph_memory_end(graph_memory *ended);
 CUresult exec_of(CUgraphExec handle, exec **found);
 CUresult exec_make(const graph *from, uint64_t flags, exec **made);
 CUresult exec_sort(exec *changed);  // after nodes of it were exchanged
+// May the graph take the place of this one in an executable graph?
+bool exec_may_exchange(const graph *own, const graph *wanted);
 CUresult exec_launch(exec *launched, stream *target);
 
 // users.c

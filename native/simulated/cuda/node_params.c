@@ -27,7 +27,13 @@ static CUresult set_in_exec(CUgraphExec handle, CUgraphNode original,
   TRY(exec_of(handle, &changed));
   TRY(node_of(original, &named));
   node *own = graph_find_clone(changed->graph, named);
-  return own != NULL ? set(own, content) : CUDA_ERROR_INVALID_VALUE;
+  if (own == NULL) return CUDA_ERROR_INVALID_VALUE;
+  if (own->child != NULL && content->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    graph *wanted;
+    TRY(graph_of(content->graph.graph, &wanted));
+    if (!exec_may_exchange(own->child, wanted)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return set(own, content);
 }
 
 CUresult cuGraphNodeGetParams(CUgraphNode handle, CUgraphNodeParams *content) {

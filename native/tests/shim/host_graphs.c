@@ -131,6 +131,49 @@ static void children_count(void) {
   AGREE();
 }
 
+// What an executable graph allocates was read when it was made.
+static void children_are_not_exchanged_for_some_that_allocate(void) {
+  start_on(0);
+  CUgraph parent, empty;
+  CUgraphNode child, node;
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphCreate(&empty, 0));
+  keep(parent);
+  keep(empty);
+  OK(cuGraphAddEmptyNode(&node, empty, NULL, 0));
+  OK(cuGraphAddChildGraphNode(&child, parent, NULL, 0, empty));
+  CUgraphExec made = executable(parent);
+  CUgraph allocating = allocating_graph(48 * MIB);
+  EXPECT(cuGraphExecChildGraphNodeSetParams(made, child, allocating) != CUDA_SUCCESS);
+  CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+  parameters.graph.graph = allocating;
+  EXPECT(cuGraphExecNodeSetParams(made, child, &parameters) != CUDA_SUCCESS);
+  OK(cuGraphExecChildGraphNodeSetParams(made, child, empty));
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+// The memory is where its node says, wherever the graph runs.
+static void memory_of_another_device_is_charged_there(void) {
+  start_on(0);
+  uint64_t contexts[2] = {CONTEXT, 0};
+  CUgraph graph;
+  CUgraphNode node;
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+      .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}},
+      .bytesize = 100 * MIB};
+  OK(cuGraphCreate(&graph, 0));
+  keep(graph);
+  OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters));
+  OK(cuGraphLaunch(executable(graph), NULL));
+  for (int device = 0; device < 2; device++) {
+    EXPECT_EQUAL(charged(device), contexts[device] + (device == 1 ? 100 * MIB : 0));
+    EXPECT_EQUAL(physical(device), charged(device));
+  }
+}
+
 static void captures_for_graphics_are_refused(void) {
   start_on(0);
   CUstream stream;
@@ -195,6 +238,22 @@ static void launches_are_refused(void) {
   AGREE();
   // Once placed it runs on, with nothing left under the limit.
   for (int i = 0; i < 20; i++) OK(cuGraphLaunch(graph, NULL));
+  AGREE();
+}
+
+// An upload may have placed nothing: the launch after it has to fit.
+static void uploaded_graphs_have_to_fit(void) {
+  start_on(0);
+  CUgraphExec graph = executable(allocating_graph(200 * MIB));
+  CUdeviceptr pointer;
+  OK(cuGraphUpload(graph, NULL));
+  while (limit_of(0) - charged(0) >= 200 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  GIVES(cuGraphLaunch(graph, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(physical(0) <= limit_of(0));
+  AGREE();
+  OK(cuMemFree_v2(pointer));
+  OK(cuGraphUpload(graph, NULL));
+  OK(cuGraphLaunch(graph, NULL));
   AGREE();
 }
 
@@ -351,12 +410,16 @@ static const test_case cases[] = {
     {"memory_nodes_are_charged_at_launch", memory_nodes_are_charged_at_launch},
     {"graphs_share_their_memory", graphs_share_their_memory},
     {"captured_allocations_are_nodes", captured_allocations_are_nodes},
+    {"children_are_not_exchanged_for_some_that_allocate",
+     children_are_not_exchanged_for_some_that_allocate},
+    {"memory_of_another_device_is_charged_there", memory_of_another_device_is_charged_there},
     {"captures_for_graphics_are_refused", captures_for_graphics_are_refused},
     {"children_count", children_count},
     {"graphs_that_are_not_read_to_their_end_are_refused",
      graphs_that_are_not_read_to_their_end_are_refused},
     {"allocations_outlive_their_graph", allocations_outlive_their_graph},
     {"launches_are_refused", launches_are_refused},
+    {"uploaded_graphs_have_to_fit", uploaded_graphs_have_to_fit},
     {"chains_need_their_peak", chains_need_their_peak},
     {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
     {"threads_launch_at_the_limit", threads_launch_at_the_limit},

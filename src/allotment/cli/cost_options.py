@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from allotment.cli.options import installed, options, simulated_option, state_option
-from allotment.cli.tables import printable
 from allotment.model.errors import NotFoundError, UsageError
+from allotment.model.formats import printable
 
 if TYPE_CHECKING:
     from allotment.cli.machines import DeviceRow

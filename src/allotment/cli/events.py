@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from allotment.cli.options import complete_share, output_option, state_option
-from allotment.cli.tables import printable
-from allotment.model.formats import utc
+from allotment.model.formats import printable, utc
 
 if TYPE_CHECKING:
     from allotment.shares.folders import StateFolder

@@ -10,6 +10,7 @@ import msgspec
 from allotment.cli.documents import print_document
 from allotment.cli.groups import wants_colour
 from allotment.model.errors import PrerequisiteError
+from allotment.model.formats import printable_lines
 
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
 
@@ -53,9 +54,10 @@ def print_findings(findings: Sequence[Finding], output: str) -> int:
         colour = wants_colour()
         for finding in findings:
             word = click.style(f"{finding.outcome:<8}", fg=_COLOURS[finding.outcome])
-            click.echo(f"{word} {finding.name}: {finding.detail}", color=colour)
+            text = printable_lines(f"{finding.name}: {finding.detail}")
+            click.echo(f"{word} {text}", color=colour)
             if finding.fix:
                 # A check that passed has an improvement, not a fix.
                 word = "hint" if finding.outcome is CheckResult.OK else "fix"
-                click.echo(f"{'':8}   {word}: {finding.fix}")
+                click.echo(f"{'':8}   {word}: {printable_lines(finding.fix)}")
     return PrerequisiteError.exit_code if missing else 0

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from allotment.cli.tables import Column, kept_columns, printable
+from allotment.cli.tables import Column, kept_columns
+from allotment.model.formats import printable
 
 _GAP = 2
 

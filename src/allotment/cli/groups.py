@@ -155,9 +155,12 @@ def _hint_of(error: click.ClickException, args: Sequence[str] | None) -> str | N
 
 
 def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:
-    text = f"{click.style('error:', fg='red', bold=True)} {message}"
+    """Print an error and exit. Its texts may name programs, and shares of other users."""
+    from allotment.model.formats import printable_lines
+
+    text = f"{click.style('error:', fg='red', bold=True)} {printable_lines(message)}"
     if hint:
-        text += f"\n\n{click.style('hint:', fg='cyan', bold=True)} {hint}"
+        text += f"\n\n{click.style('hint:', fg='cyan', bold=True)} {printable_lines(hint)}"
     with contextlib.suppress(BrokenPipeError):
         click.echo(text, err=True, color=wants_colour())
     sys.exit(exit_code)

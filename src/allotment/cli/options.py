@@ -62,7 +62,13 @@ def options(*decorators: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Complete the name of a share; an unreadable state folder completes nothing."""
+    """Complete the name of a share; an unreadable state folder completes nothing.
+
+    A shell takes the name as it is. In a folder for all users a record can have any name: one with
+    a meaning for the shell is left out.
+    """
+    import shlex
+
     from allotment.model.errors import AllotError
     from allotment.shares.folders import StateFolder
     from allotment.shares.recovery import list_shares
@@ -71,7 +77,8 @@ def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) 
         shares = list_shares(StateFolder.at(ctx.params.get("state")))
     except AllotError:
         return []
-    return [share.name for share in shares if share.name.startswith(incomplete)]
+    names = (share.name for share in shares if share.name == shlex.quote(share.name))
+    return [name for name in names if name.startswith(incomplete) and name[0] != "-"]
 
 
 def _only_one(

@@ -22,11 +22,10 @@ from allotment.cli.tables import (
     host_of,
     limit_of,
     print_table,
-    printable,
     short_uuid,
 )
 from allotment.model.errors import UsageError
-from allotment.model.formats import format_bytes, format_duration, utc
+from allotment.model.formats import format_bytes, format_duration, printable, utc
 from allotment.model.structs import replace
 
 if TYPE_CHECKING:
@@ -177,11 +176,16 @@ def _print(status: "ShareStatus", *, is_wide: bool = False) -> None:
     print_table(columns, cells_of(columns, rows), is_wide=is_wide)
     for view in views:
         for remark in filter(None, (view.excess, view.without_turns)):
-            click.echo(f"warning: share {view.name}: {remark}", err=True)
+            _warn(f"warning: share {view.name}: {remark}")
         if view.problem:
-            click.echo(f"warning: share {view.name}: {view.problem.message}", err=True)
+            _warn(f"warning: share {view.name}: {view.problem.message}")
             if view.problem.hint:
-                click.echo(f"hint: {view.problem.hint}", err=True)
+                _warn(f"hint: {view.problem.hint}")
+
+
+def _warn(line: str) -> None:
+    """Print a line with what other users or programs may have chosen."""
+    click.echo(printable(line), err=True)
 
 
 def _warn_of_losses(status: "ShareStatus") -> None:
@@ -192,10 +196,9 @@ def _warn_of_losses(status: "ShareStatus") -> None:
             affected.setdefault(loss, []).append(view.name)
     for loss, names in affected.items():
         recovery = f"; back after {loss.recovered_s} s" if loss.recovered_s is not None else ""
-        click.echo(
+        _warn(
             f"warning: GPU {loss.uuid}: {loss.reason} ({utc(loss.time)}{recovery}): programs"
-            f" in {', '.join(names)} lost their memory and contexts there",
-            err=True,
+            f" in {', '.join(names)} lost their memory and contexts there"
         )
     if affected:
         click.echo("hint: restart programs that report CUDA errors", err=True)

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from allotment.cli.groups import wants_colour
+from allotment.model.formats import printable
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
@@ -133,17 +134,6 @@ def shortened(text: str, most: int) -> str:
     while shown and _cells(shown) >= most:
         shown = shown[:-1]
     return shown + "…"
-
-
-def printable(text: str) -> str:
-    r"""Replace control characters, which could change the terminal.
-
-    What is no character, as in a file's name that is not UTF-8, is escaped: `\udcff`.
-    """
-    if text.isprintable():
-        return text
-    shown = text.encode(errors="backslashreplace").decode()
-    return "".join(character if character.isprintable() else " " for character in shown)
 
 
 def kept_columns(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:

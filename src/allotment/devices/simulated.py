@@ -240,26 +240,15 @@ def _flags(path: Path, gpus_at: int, gpu_size: int, field: tuple[int, str]) -> l
 
 
 def _make(path: Path, description: bytes, mig: bytes) -> None:
-    import tempfile  # late: most starts find their machine created
-
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".machine-", dir=path.parent)
+        # By no path that another user, where a folder is for all, can lead elsewhere.
+        folder = os.open(path.parent, flags)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(description)
-                file.seek(layout.MIG_AT)
-                file.write(mig)
-                file.flush()
-                os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
-                file.truncate(layout.MACHINE_FILE_BYTES)
-                # All users' programs use it, as with /dev/nvidia0.
-                os.fchmod(file.fileno(), 0o666)
-            # Another process created the same machine meanwhile.
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
+            _make_in(Path(f"/proc/self/fd/{folder}"), path.name, description, mig)
         finally:
-            Path(temporary).unlink()
+            os.close(folder)
     except OSError as error:
         raise StateError(
             f"cannot create the simulated machine {path}: {error.strerror}",
@@ -267,3 +256,24 @@ def _make(path: Path, description: bytes, mig: bytes) -> None:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}
             else "choose a writable state folder with --state or ALLOTMENT_STATE",
         ) from error
+
+
+def _make_in(folder: Path, name: str, description: bytes, mig: bytes) -> None:
+    import tempfile  # late: most starts find their machine created
+
+    descriptor, temporary = tempfile.mkstemp(prefix=".machine-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(description)
+            file.seek(layout.MIG_AT)
+            file.write(mig)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
+            file.truncate(layout.MACHINE_FILE_BYTES)
+            # All users' programs use it, as with /dev/nvidia0.
+            os.fchmod(file.fileno(), 0o666)
+        # Another process created the same machine meanwhile.
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, folder / name)
+    finally:
+        Path(temporary).unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats amounts in the units that `quantities` parses."""
+"""Formats amounts in the units that `quantities` parses, and texts for a terminal."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -105,3 +105,19 @@ def meant(word: str, known: Iterable[str]) -> str:
 
     close = get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters, which could change the terminal.
+
+    What is no character, as in a file's name that is not UTF-8, is escaped: `\udcff`.
+    """
+    if text.isprintable():
+        return text
+    shown = text.encode(errors="backslashreplace").decode()
+    return "".join(character if character.isprintable() else " " for character in shown)
+
+
+def printable_lines(text: str) -> str:
+    """Replace the control characters of each line."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -16,7 +16,7 @@ import shutil
 import stat
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,6 @@ from allotment.ledger.leases import (
     free,
     mend,
     read_contract,
-    seat_file,
     take,
 )
 from allotment.model.errors import LedgerError
@@ -80,13 +79,15 @@ def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
 def link_files(devices: Path, uuid: str, directory: Path, index: int, seat: Seat) -> None:
     """Link the files of a device into a share's directory, as its device number `index`."""
     names, device = link_names(index), devices / uuid
-    for source, name in (
-        (device / CONTRACT, names.contract),
-        (Path(seat_file(device, seat.serial)), names.own),
-    ):
-        if not stat.S_ISREG(source.lstat().st_mode):
-            raise damaged(source, "it is no file")
-        os.link(source, directory / name, follow_symlinks=False)
+    with _opened(device) as (folder, seats):
+        for place, source, name in (
+            (folder, CONTRACT, names.contract),
+            (seats, str(seat.serial), names.own),
+        ):
+            status = os.stat(source, dir_fd=place, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                raise damaged(device / source, "it is no file")
+            os.link(source, directory / name, src_dir_fd=place, follow_symlinks=False)
     # The share is moved to its place beside its draft: the relative path stays right.
     (directory / names.seats).symlink_to(os.path.relpath(device / SEATS, directory))
 
@@ -142,11 +143,37 @@ def files_of_turns(devices: Path, *, among: Collection[str] | None = None) -> It
             yield from (path / SEATS).iterdir()
 
 
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def _opened(device: Path) -> Iterator[tuple[int, int]]:
+    """Open the folder of a device, and that of its seats; raise `OSError`.
+
+    In a folder for all users the first user of a device owns them, and can put a link to any folder
+    in their place at any time.
+    """
+    folder = os.open(device, _FOLDER)
+    try:
+        seats = os.open(SEATS, _FOLDER, dir_fd=folder)
+        try:
+            yield folder, seats
+        finally:
+            os.close(seats)
+    finally:
+        os.close(folder)
+
+
 def _mend(path: Path, contract: Contract) -> None:
     """Repair the seats' files of a device, and record the shares that damaged them."""
+    with suppress(OSError), _opened(path) as (_, seats):  # a folder of an older version, say
+        _mend_in(seats, path, contract)
+
+
+def _mend_in(seats: int, path: Path, contract: Contract) -> None:
     for taken in contract.seats:
         with suppress(LedgerError):  # another user's: its owner repairs it
-            if damage := mend(seat_file(path, taken.seat.serial)):
+            if damage := mend(f"/proc/self/fd/{seats}/{taken.seat.serial}"):
                 record_tampering(
                     f"GPU {path.name}: the file by which share {taken.share_id} takes turns was"
                     f" {damage}, by a program of it; it is repaired",
@@ -158,10 +185,10 @@ def _mend(path: Path, contract: Contract) -> None:
 def _remove_old_seats(path: Path, contract: Contract) -> None:
     """Remove the files of seats that were never taken, or could not be removed when freed."""
     serials = {str(taken.seat.serial) for taken in contract.seats}
-    with suppress(OSError):  # another user's, or a folder of an older version
-        for name in os.listdir(path / SEATS):  # noqa: PTH208 - names are all
+    with suppress(OSError), _opened(path) as (_, seats):  # another user's, or an older version's
+        for name in os.listdir(seats):  # noqa: PTH208 - names are all
             if name not in serials and not name.startswith("."):
-                (path / SEATS / name).unlink()
+                os.unlink(name, dir_fd=seats)
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:
@@ -172,7 +199,7 @@ def _free_seats(path: Path, contract: Contract, share: str) -> None:
 
 def _folders(devices: Path) -> list[Path]:
     try:
-        return list(devices.iterdir())
+        return [path for path in devices.iterdir() if not path.is_symlink()]
     except OSError:  # created by the first share
         return []
 
@@ -181,12 +208,10 @@ def _device_folder(devices: Path, uuid: str) -> Path:
     """Return a device's folder; it appears by one rename, complete."""
     path = devices / uuid
     is_shared = bool(devices.stat().st_mode & _SHARED)
+    if path.is_symlink():
+        raise damaged(path / CONTRACT, "its folder is a link")
     if path.is_dir():
-        # A folder of an older version: its shares take turns among themselves until they end.
-        seats = path / SEATS
-        if not seats.is_dir():
-            seats.mkdir()
-            seats.chmod(0o1777 if is_shared else 0o755)
+        _make_seats(path, 0o1777 if is_shared else 0o755)
         return path
     # A name of its own: another user's command may have been killed here. `sweep` removes it.
     draft = devices / f"{_DRAFT}{uuid}-{os.urandom(6).hex()}"
@@ -198,6 +223,24 @@ def _device_folder(devices: Path, uuid: str) -> Path:
     (draft / SEATS).chmod(0o1777 if is_shared else 0o755)
     draft.rename(path)
     return path
+
+
+def _make_seats(device: Path, mode: int) -> None:
+    """Make the folder of seats that a device's folder of an older version lacks.
+
+    Its shares take turns among themselves until they end. Raises `OSError`.
+    """
+    folder = os.open(device, _FOLDER)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(SEATS, dir_fd=folder)
+            seats = os.open(SEATS, _FOLDER, dir_fd=folder)
+            try:
+                os.fchmod(seats, mode)  # not by its path, where a link may be by now
+            finally:
+                os.close(seats)
+    finally:
+        os.close(folder)
 
 
 _MOST: Final = 256

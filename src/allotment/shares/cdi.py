@@ -113,7 +113,7 @@ def edits_of(content: CdiContent, *, devices: int) -> Edits:
             _mount(
                 mount.host_path,
                 mount.container_path,
-                ["ro" if mount.is_read_only else "rw", *_EXECUTABLE],
+                _LOADABLE if mount.is_read_only else _WRITABLE,
             )
             for mount in mounts_of(content, devices=devices)
         ]
@@ -294,7 +294,9 @@ _DRIVER_LIBRARIES = re.compile(
 )
 _READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 # /run is often mounted noexec, which a bind mount would inherit.
-_EXECUTABLE = ["nosuid", "nodev", "exec", "bind"]
+_LOADABLE = ["ro", "nosuid", "nodev", "exec", "bind"]
+# The kernel lets no process write a file that runs as a program: not the agent, either.
+_WRITABLE = ["rw", "nosuid", "nodev", "noexec", "bind"]
 
 
 def driver_edits(

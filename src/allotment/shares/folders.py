@@ -184,6 +184,18 @@ class StateFolder:
             raise explained(error, path, "make the state folder") from error
         self._version()
 
+    def share_names(self) -> list[str]:
+        """Return the names in the folder of the shares, without links; raise `OSError`.
+
+        Where another user can make a link, it leads to any folder.
+        """
+        folder = os.open(self.shares, _FOLDER)
+        try:
+            with os.scandir(folder) as entries:
+                return sorted(each.name for each in entries if not each.is_symlink())
+        finally:
+            os.close(folder)
+
     def open_events(self, flags: int) -> int:
         """Open the file of events, which is for all who may make shares here; raise `OSError`."""
         return open_regular(self.root / "events", flags)
@@ -348,9 +360,11 @@ class StateFolder:
 
         Raises `BusyError` if no share begins or ends for `_LOCK_WAIT_S` while it is held, and after
         `_LOCK_LONGEST_S` in any case: where a folder is for all users, each of them can hold it.
+        Raises `StateError` for a folder of another user than root.
         """
         path = self.root / "lock"
         try:
+            self._check_owners()  # what is changed or removed is in this folder, and in no other
             descriptor = open_regular(path, os.O_RDONLY)
         except OSError as error:
             raise explained(error, path, "open the lock") from error

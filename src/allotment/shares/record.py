@@ -41,9 +41,18 @@ def write_record(directory: Path, share: Share) -> None:
     """Write a share's record in one step; raise `StateError`."""
     path = directory / RECORD
     try:
-        atomic_write(path, _encode(share))
+        _write(path, _encode(share))
     except OSError as error:
         raise explained(error, path, "write the share's record") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in a share's folder: no other user can lead it elsewhere by a link."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        atomic_write(Path(f"/proc/self/fd/{folder}/{path.name}"), text)
+    finally:
+        os.close(folder)
 
 
 def read_record(directory: Path, *, written: Share | None = None) -> Share:
@@ -155,7 +164,7 @@ def write_traces(directory: Path, traces: Traces) -> None:
         "members": [[each.pid, each.start_time, each.boot_id] for each in traces.members],
     }
     try:
-        atomic_write(path, json.dumps(document) + "\n")
+        _write(path, json.dumps(document) + "\n")
     except OSError as error:
         raise explained(error, path, "write down the share's processes") from error
 

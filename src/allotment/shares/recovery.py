@@ -48,7 +48,7 @@ _REMOVED = ".old-"
 def list_shares(folder: StateFolder) -> list[LoadedShare]:
     """Return every share, oldest first. Only dead processes' use is reclaimed."""
     try:
-        names = sorted(os.listdir(folder.shares))  # noqa: PTH208 - names are all
+        names = folder.share_names()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from allotment import __version__
 from allotment.cli import main
-from allotment.cli.groups import COMMANDS
+from allotment.cli.groups import COMMANDS, fail
 from allotment.model.errors import EXIT_CODES
 
 HEAVY = {"pynvml", "rich", "yaml", "sqlite3", "asyncio"}
@@ -37,6 +37,14 @@ def pages(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
             yield from pages(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command
+
+
+def test_an_error_changes_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may name a program, which chooses its arguments."""
+    with pytest.raises(SystemExit):
+        fail("process 7 (\x1b]0;title\x07) is not done\nat all", "end\x9b7 it", 1)
+    shown = capsys.readouterr().err
+    assert shown == "error: process 7 ( ]0;title ) is not done\nat all\n\nhint: end 7 it\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -93,6 +93,8 @@ def test_a_spec_by_the_rules(make: Make, content: Callable[[Path], cdi.CdiConten
     assert "/usr/lib/libcuda.so.1" in targets
     assert [target for target in targets if "nvidia-smi" in target] == ["/usr/bin/nvidia-smi"]
     assert "ro" in targets["/usr/bin/nvidia-smi"]["options"]
+    # While a program runs from a file, the kernel lets nobody write it.
+    assert all({"ro", "noexec"} & {*mount["options"]} for mount in mounts)
     assert len(targets) == len(mounts)
 
 

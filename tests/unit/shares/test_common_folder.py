@@ -15,15 +15,21 @@ import pytest
 from click.testing import CliRunner
 from users import as_user
 
-from allotment.cli import doctor, ps, top
+from allotment.cli import doctor, ps, rm, top
+from allotment.cli.options import complete_share
+from allotment.devices import simulated
+from allotment.ledger import leases, reap, set_limit
+from allotment.ledger.layout import USAGE_SIZE
+from allotment.model.compute import Compute
 from allotment.model.devices import Device
-from allotment.model.errors import DoesNotFitError, StateError
+from allotment.model.errors import DoesNotFitError, LedgerError, StateError
 from allotment.model.shares import Runner, Share, ShareId
 from allotment.shares import folders, lifecycle, mps_daemons, recovery
 from allotment.shares.cdi import spec_name
 from allotment.shares.folders import StateFolder
 from allotment.shares.mode_policy import ModePolicy, read_mode_policies, write_mode_policy
 from allotment.shares.placing import ShareOrder
+from allotment.shares.record import Traces, write_traces
 from allotment.shares.run import command
 
 pytestmark = [
@@ -216,13 +222,30 @@ def test_a_folder_whose_name_is_no_text_is_shown(
     common: StateFolder, command: click.Command, options: tuple[str, ...]
 ) -> None:
     with as_user(NOBODY):
-        directory = common.shares / os.fsdecode(b"\xff\x1b[31m")
+        # By the second sequence a terminal takes a title, which no library for terminals removes.
+        directory = common.shares / os.fsdecode(b"\xff\x1b[31m\x1b]0;x\x07")
         directory.mkdir()
         (directory / "share.json").write_text("{}")
     shown = CliRunner().invoke(command, ["--state", str(common.root), *options])
     assert shown.exit_code == 0, shown.exception
     assert "\\udcff" in shown.output.lower()
-    assert "\x1b" not in shown.output
+    assert not {"\x1b", "\x07"} & {*shown.output}
+
+
+@pytest.mark.parametrize("name", ["$(id)", "a\nfile,b", "--force", "a b", ""])
+def test_no_name_that_a_shell_would_run_is_completed(
+    common: StateFolder, make: Make, name: str
+) -> None:
+    share, directory = make(name="train")
+    context = click.Context(ps.command)
+    context.params["state"] = common.root
+    assert complete_share(context, ps.command.params[0], "") == ["train"]
+    record = (directory / "share.json").read_text()
+    assert f'"name": "{share.name}"' in record
+    (directory / "share.json").write_text(
+        record.replace(f'"name": "{share.name}"', f'"name": {json.dumps(name)}')
+    )
+    assert complete_share(context, ps.command.params[0], "") == []
 
 
 @pytest.mark.parametrize(
@@ -311,6 +334,123 @@ def test_no_link_leads_root_to_another_folder(common_folder: Path, tmp_path: Pat
     with pytest.raises(StateError, match="queue belongs to another user"):
         folder.prepare()
     assert tmp_path.stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of root's, with files that nobody else should change or remove."""
+    folder = tmp_path / "root's own"
+    folder.mkdir(mode=0o700)
+    (folder / "1").write_text("1")
+    (folder / "usage").write_bytes(b"x" * (USAGE_SIZE + 1))
+    (folder / "below").mkdir()
+    (folder / "below" / "file").write_text("x")
+    return folder
+
+
+def content(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(each): (each.stat().st_mode, each.read_bytes() if each.is_file() else b"")
+        for each in folder.rglob("*")
+    }
+
+
+def test_no_link_in_place_of_the_seats_leads_root_elsewhere(
+    common: StateFolder, make: Make, devices: tuple[Device, ...], victim: Path
+) -> None:
+    """Who is the first on a device owns its folder. Root removed what was no seat there."""
+    shutil.rmtree(victim / "below")  # a folder could not be removed so, and ended that
+    before = content(victim)
+    with as_user(NOBODY):
+        make("1Gi")
+        seats = common.devices / devices[0].uuid / "seats"
+        seats.rename(seats.with_name("away"))
+        seats.symlink_to(victim)
+    with common.locked():
+        recovery.recover(common)
+    assert content(victim) == before
+    with pytest.raises(LedgerError):
+        make("1Gi")
+    assert content(victim) == before
+
+
+def test_no_link_in_place_of_a_device_leads_root_elsewhere(
+    common: StateFolder, make: Make, devices: tuple[Device, ...], tmp_path: Path
+) -> None:
+    device = tmp_path / devices[0].uuid
+    device.mkdir()
+    leases.create_device(device, device.name)
+    seat = leases.take(device, "of another folder", leases.Terms(Compute()))
+    with as_user(NOBODY):
+        (common.devices / device.name).symlink_to(device)
+    with common.locked():
+        recovery.recover(common)
+    with pytest.raises((LedgerError, OSError)):
+        make("1Gi")
+    (taken,) = leases.read_contract(device / "contract").seats
+    assert taken.seat == seat
+    assert [each.name for each in (device / "seats").iterdir()] == [str(seat.serial)]
+
+
+@pytest.mark.parametrize("command", [ps.command, rm.command], ids=["ps", "rm"])
+def test_in_a_folder_of_another_user_root_removes_nothing(
+    common_folder: Path, victim: Path, native_dir: Path, command: click.Command
+) -> None:
+    """A folder without a share's files is removed; this one is what another user says it is."""
+    assert native_dir.is_dir()
+    before = content(victim)
+    own = common_folder / "own"
+    with as_user(NOBODY):
+        own.mkdir()
+        StateFolder(own).prepare()
+        (own / "shares").rmdir()
+        (own / "shares").symlink_to(victim)
+    CliRunner().invoke(
+        command, ["--state", str(own), *(["below"] if command is rm.command else [])]
+    )
+    assert content(victim) == before
+    with pytest.raises(StateError, match="belongs to another user"), StateFolder(own).locked():
+        pass
+
+
+def test_no_link_in_place_of_a_share_leads_root_elsewhere(
+    common: StateFolder, victim: Path
+) -> None:
+    before = content(victim)
+    with as_user(NOBODY):
+        (common.shares / FOREIGN).symlink_to(victim)
+    with common.locked():
+        assert recovery.recover(common) == []
+    with pytest.raises(StateError):  # made after the share was read
+        write_traces(common.shares / FOREIGN, Traces(namespace=1))
+    assert content(victim) == before
+
+
+def test_no_link_in_place_of_a_machine_leads_root_elsewhere(
+    common: StateFolder, victim: Path, tmp_path: Path
+) -> None:
+    before = content(victim)
+    name = simulated.machine_path(tmp_path, "t4").parent.name
+    with as_user(NOBODY):
+        (common.simulated / name).symlink_to(victim)
+    with pytest.raises(StateError):
+        simulated.machine_path(common.root, "t4")
+    assert content(victim) == before
+
+
+@pytest.mark.parametrize("name", ["policy", "usage"])
+def test_no_link_in_place_of_a_ledger_leads_root_to_another_one(make: Make, name: str) -> None:
+    _, of_root = make("1Gi")
+    with as_user(NOBODY):
+        _, directory = make("1Gi")
+        (directory / name).unlink()
+        (directory / name).symlink_to(of_root / name)
+    before = (of_root / name).read_bytes()
+    with pytest.raises(LedgerError):
+        set_limit(directory, 0, 8 << 30)
+    with pytest.raises(LedgerError):
+        reap(directory)
+    assert (of_root / name).read_bytes() == before
 
 
 def test_what_a_user_may_not_look_at_is_no_share_of_theirs(

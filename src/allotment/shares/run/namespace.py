@@ -25,7 +25,7 @@ _LIBRARIES_INSIDE = "/run/allotment/simulated/lib"
 
 # <sched.h> and <sys/mount.h>
 _CLONE_NEWNS = 0x00020000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
 _CAP_SYS_ADMIN = 21
 
@@ -265,9 +265,13 @@ def _touch(path: str, *, folder: bool) -> None:
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> None:
-    """Bind-mount without `noexec`, which /run often has: libraries could not be loaded."""
+    """Bind-mount; libraries without `noexec`, which /run often has: they could not be loaded.
+
+    With it what programs write: the kernel lets no process write a file that runs as a program.
+    """
     _mount(source, target, None, _MS_BIND)
-    flags = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
+    flags = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV
+    flags |= _MS_RDONLY if read_only else _MS_NOEXEC
     _mount("none", target, None, flags)
 
 
