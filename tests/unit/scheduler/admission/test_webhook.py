@@ -287,6 +287,13 @@ def test_defaults_say_what_was_left_open() -> None:
     assert limits(after) == {GPU: 1}
 
 
+@pytest.mark.parametrize("count", ["2.0", "2e0", "+2", "2000m", "0.002k"])
+def test_a_number_of_gpus_counts_in_each_notation(count: str) -> None:
+    """The API server writes it as 2, but only after the webhooks."""
+    after = admitted(webhook(defaults=Defaults(memory_bytes=2 * GI)), pod(container(gpu=count)))
+    assert limits(after) == {GPU: count, MEMORY: str(4 * GI)}
+
+
 def test_without_a_default_a_quantity_alone_is_refused() -> None:
     message, code = refused(webhook(defaults=Defaults(gpus=0)), pod(container(memory="8Gi")))
     assert "without allotment.dev/gpu" in message
