@@ -109,6 +109,7 @@ static inline bool governed(void) {
   X(cuStreamCreate) \
   X(cuStreamDestroy_v2) \
   X(cuStreamGetCtx) \
+  X(cuStreamGetFlags) \
   X(cuStreamIsCapturing) \
   X(cuStreamQuery) \
   X(cuThreadExchangeStreamCaptureMode)
