@@ -386,6 +386,7 @@ static void act(allot_leases *leases, const allot_event *events, int count, uint
   outcome done = settle(leases, events, count);
   describe(leases, done.state, ticket, now_ns, lease);
   note_turn(leases, done.state, now_ns);
+  lease_note_wanted(leases, done.state, now_ns);
   leases->promised_ns = lease->retry_ns;
 }
 
@@ -470,9 +471,10 @@ void allot_lease_look(allot_leases *leases, uint64_t now_ns, allot_lease *lease)
 // ---- looking at the others ----
 
 // Does the holder run over its time without an end in sight? As long as its kernels end one after
-// another, what is queued will be over soon.
-static bool is_stuck(const allot_lease_state *state, uint64_t progress_ns, uint64_t now_ns) {
-  uint64_t over = since(now_ns, state->expires_ns);
+// another, what is queued will be over soon. A lease that nobody waits for is never over.
+static bool is_stuck(const allot_lease_state *state, uint64_t progress_ns, uint64_t wanted_ns,
+                     uint64_t now_ns) {
+  uint64_t over = since(now_ns, state->expires_ns > wanted_ns ? state->expires_ns : wanted_ns);
   return over > LONGEST_OVERRUN_NS ||
          (over > OVERRUN_NS && since(now_ns, progress_ns) > OVERRUN_NS);
 }
@@ -503,7 +505,8 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
   const bool is_other = holder >= (int)ALLOT_OWN_PLACES;
   const bool is_gone = silence >= ALLOT_STOPPED_NS ||
                        (silence >= DEAD_NS && is_other && neighbours_place_is_dead(leases, judged));
-  if (!is_gone) return state->next >= 0 && is_stuck(state, head.running_ns, now_ns);
+  if (!is_gone && (state->next < 0 || lease_was_stopped(leases, now_ns))) return false;
+  if (!is_gone) return is_stuck(state, head.running_ns, leases->wanted_ns, now_ns);
   // Should it have been given the lease while it was stopped: not again before it asks anew.
   if (is_other) leases->others[judged->seat].skipped_ns = judged->since_ns;
   return true;

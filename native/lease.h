@@ -290,6 +290,7 @@ typedef struct allot_leases {
   void *life_map;        // and the one by which other shares see that its process lives
   uint64_t reaped_ns;    // when dead processes' places were last looked for
   uint64_t promised_ns;  // when it was to look again at the latest
+  uint64_t wanted_ns;    // since when it waits, and was not stopped; 0: it does not
   allot_fairness fairness;
   bool is_settling;  // a decision was published that its caller does not know yet
   int author;        // the seat whose word on the lease counts; -1: this one

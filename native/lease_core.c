@@ -328,6 +328,21 @@ static void come_back(view *at, int seat) {
   if (own->virtual_ns < begin) own->virtual_ns = begin;
 }
 
+// All others wait for a share that is owed something and has work. Where it lies behind them all
+// the same, they did not count it: it was suspended, stopped, owed nothing, or not believed. Beyond
+// what a share may be behind between two pieces of work, that is not repaid.
+static void catch_up(view *at) {
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    allot_seat_state *own = &at->state->seats[seat];
+    if (!at->active[seat] || at->fraction[seat] == 0 || own->blocked != 0) continue;
+    uint64_t behind = since(at->state->virtual_ns, own->virtual_ns);
+    int other = behind > 0 ? furthest_behind(at, true, seat) : -1;
+    if (other >= 0 && behind > 2 * lead_of_a_lease(at, other)) {
+      own->virtual_ns = at->state->virtual_ns;
+    }
+  }
+}
+
 static void want(view *at, int place, uint64_t launch_ns) {
   allot_place_state *waiter = &at->state->places[place];
   if (launch_ns > 0 && has_current_seat(at, place)) {
@@ -439,6 +454,7 @@ void allot_lease_decide(allot_lease_state *state, const allot_contract *contract
   lease_view_look(&at);
   lease_view_divide(&at);
   settle_grace(&at, elapsed);
+  catch_up(&at);
   apply(&at, event);
   lease_view_look(&at);
   lease_view_divide(&at);

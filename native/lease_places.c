@@ -178,3 +178,18 @@ void allot_leases_leave(allot_leases *leases) {
   store(&leases->file->heads[place].pid, 0);
   unlock_place(leases);
 }
+
+// ---- how long this process waits ----
+
+bool lease_was_stopped(const allot_leases *leases, uint64_t now_ns) {
+  return now_ns > leases->promised_ns + 2 * OVERRUN_NS;
+}
+
+void lease_note_wanted(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  bool waits = leases->place >= 0 && state->places[leases->place].state == ALLOT_PLACE_WAITING;
+  if (!waits) {
+    leases->wanted_ns = 0;
+  } else if (leases->wanted_ns == 0 || lease_was_stopped(leases, now_ns)) {
+    leases->wanted_ns = now_ns;
+  }
+}

@@ -40,6 +40,10 @@ void lease_settle(allot_leases *leases, const allot_event *events, int count);
 // Takes the seat anew, or the one of shares that were removed, if it is not this process's any
 // more.
 void lease_keep_seat(allot_leases *leases, uint64_t now_ns);
+// Was this process stopped, so that it cannot tell how long others have known that it waits?
+bool lease_was_stopped(const allot_leases *leases, uint64_t now_ns);
+// After a decision: notes since when this process waits.
+void lease_note_wanted(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns);
 // Frees the place if its owner is dead. `descriptor`: of the file of the places' locks.
 bool lease_free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns);
 // Frees the places of this share's dead processes.

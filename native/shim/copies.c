@@ -19,6 +19,7 @@ static void copy_begin(copy_pass *pass, CUstream stream) {
   if (!compute_join(of->at) || keeper_is_stopped(all)) return;
   // A copy in the legacy stream comes between the kernels of the others.
   if (stream == STREAM_LEGACY || stream == NULL) marks_settle(all);
+  marks_interrupt_joined(all, of, stream);
   if (!process_lock_within(&of->lock, INSIDE_NS)) return;
   pass->marks = copy_before(of);
   if (pass->marks != NULL) {

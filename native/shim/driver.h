@@ -120,6 +120,7 @@ CUresult driver_refusal(void);
   X(cuStreamCreate) \
   X(cuStreamDestroy_v2) \
   X(cuStreamGetCtx) \
+  X(cuStreamGetFlags) \
   X(cuStreamIsCapturing) \
   X(cuStreamQuery) \
   X(cuThreadExchangeStreamCaptureMode)

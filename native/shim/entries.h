@@ -27,6 +27,7 @@
   X(cuCtxSetLimit) \
   X(cuCtxSynchronize) \
   X(cuCtxSynchronize_v2) \
+  X(cuCtxWaitEvent) \
   X(cuDeviceGraphMemTrim) \
   X(cuDevicePrimaryCtxRelease) \
   X(cuDevicePrimaryCtxRelease_v2) \
@@ -52,6 +53,7 @@
   X(cuGraphUpload_ptsz) \
   X(cuGreenCtxCreate) \
   X(cuGreenCtxDestroy) \
+  X(cuGreenCtxWaitEvent) \
   X(cuInit) \
   X(cuLaunch) \
   X(cuLaunchCooperativeKernel) \

@@ -24,6 +24,7 @@ CU_ENTRY(cuCtxDetach, (CUcontext ctx));
 CU_ENTRY(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device,
                             unsigned int flags));
 CU_ENTRY(cuGreenCtxDestroy, (CUgreenCtx context));
+CU_ENTRY(cuGreenCtxWaitEvent, (CUgreenCtx context, CUevent event));
 CU_ENTRY(cuCtxFromGreenCtx, (CUcontext * context, CUgreenCtx part));
 
 #endif

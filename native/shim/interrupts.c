@@ -11,6 +11,7 @@ static void interrupt(CUstream stream) {
   compute_state *all = compute_governed();
   if (LIKELY(all == NULL)) return;
   stream_state *of = stream_state_of(all, stream, false);
+  marks_interrupt_joined(all, of, stream);
   if (of == NULL || !process_lock_within(&of->lock, INSIDE_NS)) return;
   batch_interrupt(of);
   process_unlock(&of->lock);
@@ -57,6 +58,25 @@ INTERRUPT(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *data, 
 INTERRUPT(cuStreamAddCallback,
           (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags),
           (stream, callback, data, flags))
+
+// All streams of a context.
+static void interrupt_all(CUcontext context) {
+  compute_state *all = compute_governed();
+  if (all != NULL) marks_interrupt_all(all, context);
+}
+
+CUDA_WRAPPER(cuCtxWaitEvent, (CUcontext context, CUevent event)) {
+  if (governed()) interrupt_all(context);
+  return REAL(cuCtxWaitEvent)(context, event);
+}
+
+CUDA_WRAPPER(cuGreenCtxWaitEvent, (CUgreenCtx green, CUevent event)) {
+  CUcontext context = NULL;
+  if (governed() && DRIVER(USED(cuCtxFromGreenCtx)(&context, green)) == CUDA_SUCCESS) {
+    interrupt_all(context);
+  }
+  return REAL(cuGreenCtxWaitEvent)(green, event);
+}
 
 // ---- captures ----
 //

@@ -67,6 +67,10 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   if (!compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (UNLIKELY(keeper_is_stopped(all))) return begin_late(pass, of, stream, is_part);
+  // What this one waits for in the legacy stream, those that it joins wait for too.
+  if ((uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->joined, __ATOMIC_RELAXED) != 0) {
+    marks_interrupt_joined(all, of, stream);
+  }
   estimate *what = estimate_of(&all->estimates, key);
   pass->launch = (batch_launch){
       .what = what, .expected_ns = estimate_ns(what), .alone = estimate_is_due(what) || is_part};

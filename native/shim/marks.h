@@ -49,6 +49,7 @@ typedef struct mark_context {
   struct mark *base;    // times are told from here
   int64_t base_ns;      // on the clock of this machine, about
   uint32_t streams;     // that were seen
+  uint32_t joined;      // of them
   uint32_t is_leaving;  // the driver may be ending it: nothing is marked
   uint32_t marking;     // threads that are setting marks
 } mark_context;
@@ -111,6 +112,7 @@ typedef struct stream_state {
   mark *last_end;     // of the newest batch, unless that is open: may serve as the next one's start
   uint64_t asked_ns;  // when the driver was last asked whether it is dry
   uint32_t is_captured;
+  uint32_t is_joined;  // what it does, the legacy stream waits for, and the other way round
 
   // Under the store's lock.
   uint32_t is_active;  // in the device's list; read without the lock by who opens a batch
@@ -199,6 +201,13 @@ void copy_after(stream_state *of, batch *copied, bool is_ours);
 void marks_settle(struct compute_state *all);
 void marks_settle_all(struct compute_state *all);  // of all contexts
 void marks_settle_stream(struct compute_state *all, CUstream stream);
+
+// All streams of the context (NULL: the current one) are about to wait.
+void marks_interrupt_all(struct compute_state *all, CUcontext context);
+// Others wait for what comes next in this stream (`of` NULL: not known) without a call of their
+// own: those that the legacy stream joins wait for that, and it for them. None of their batches
+// goes on.
+void marks_interrupt_joined(struct compute_state *all, const stream_state *of, CUstream stream);
 
 // Nothing of the batch is under way any more.
 void batch_leave(struct compute_device *at, const batch *done);

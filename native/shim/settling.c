@@ -2,6 +2,7 @@
 // Programs that are about to wait: where their work ends is marked before they do.
 #include "compute.h"
 #include "driver.h"
+#include "streams.h"
 
 #define SETTLED_STREAMS 64
 
@@ -54,4 +55,49 @@ void marks_settle_stream(compute_state *all, CUstream stream) {
   if (of == NULL) return;
   if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of, INSIDE_NS);
   __atomic_store_n(&of->is_settled, 1, __ATOMIC_RELAXED);
+}
+
+// ---- streams that wait without a call of their own ----
+
+typedef enum meant_streams { EVERY, THE_LEGACY, THE_JOINED } meant_streams;
+
+static bool is_meant(const stream_state *of, meant_streams meant) {
+  if (meant == EVERY) return true;
+  if (meant == THE_LEGACY) return (uintptr_t)of->stream == 1;
+  return __atomic_load_n(&of->is_joined, __ATOMIC_RELAXED) != 0;
+}
+
+// Other threads' per-thread streams are marked at each launch, and only here forgotten to be busy.
+static void interrupt_one(stream_state *of, CUcontext context) {
+  if (!process_lock_within(&of->lock, 0)) return;
+  bool is_ours = (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_inside;
+  if (of->context == context && (is_ours || of->open == NULL)) batch_interrupt(of);
+  process_unlock(&of->lock);
+}
+
+static void interrupt_some(compute_state *all, CUcontext context, meant_streams meant) {
+  if (context == NULL) DRIVER(USED(cuCtxGetCurrent)(&context));
+  stream_state *found[SETTLED_STREAMS];
+  int count = 0;
+  pthread_mutex_lock(&all->marks.lock);
+  for (int device = 0; device < all->device_count; device++) {
+    for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
+      if (seen->context != context || !is_meant(seen, meant)) continue;
+      if (count < SETTLED_STREAMS) found[count++] = seen;
+    }
+  }
+  pthread_mutex_unlock(&all->marks.lock);
+  for (int i = 0; i < count; i++) interrupt_one(found[i], context);
+}
+
+void marks_interrupt_all(compute_state *all, CUcontext context) {
+  interrupt_some(all, context, EVERY);
+}
+
+void marks_interrupt_joined(compute_state *all, const stream_state *of, CUstream stream) {
+  if (stream == NULL || stream == STREAM_LEGACY) {
+    interrupt_some(all, NULL, THE_JOINED);
+  } else if (of != NULL && is_meant(of, THE_JOINED)) {
+    interrupt_some(all, of->context, THE_LEGACY);
+  }
 }

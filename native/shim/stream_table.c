@@ -78,8 +78,17 @@ static mark_context *marks_of_context(mark_store *store, CUcontext context) {
   return found;
 }
 
-static stream_state *insert(compute_state *all, const stream_name *name, CUcontext context,
-                            compute_device *at, size_t bucket) {
+// Does the legacy stream wait for it?
+static bool is_joined(const stream_name *name) {
+  unsigned int flags = 0;
+  if (name->stream == STREAM_LEGACY) return false;
+  if (name->stream == STREAM_PER_THREAD) return true;
+  DRIVER(USED(cuStreamGetFlags)(name->stream, &flags));
+  return (flags & CU_STREAM_NON_BLOCKING) == 0;
+}
+
+static stream_state *insert(compute_state *all, const stream_name *name, const target *of,
+                            size_t bucket, bool joined) {
   mark_store *store = &all->marks;
   stream_state *place = store->unused_streams;
   if (place != NULL) {
@@ -87,16 +96,18 @@ static stream_state *insert(compute_state *all, const stream_name *name, CUconte
   } else {
     place = store_allocate(store, sizeof *place);
   }
-  mark_context *marks = place == NULL ? NULL : marks_of_context(store, context);
+  mark_context *marks = place == NULL ? NULL : marks_of_context(store, of->context);
   if (marks == NULL) return NULL;
   __atomic_add_fetch(&marks->streams, 1, __ATOMIC_RELAXED);
-  place->at = at;
+  if (joined) __atomic_add_fetch(&marks->joined, 1, __ATOMIC_RELAXED);
+  __atomic_store_n(&place->is_joined, joined ? 1 : 0, __ATOMIC_RELAXED);
+  place->at = &all->devices[of->device];
   place->marks = marks;
   // Unused places have no batches and no marks; late comers may be looking for some.
   __atomic_store_n(&place->free_ns, 0, __ATOMIC_RELAXED);
   place->last_ns = 0;
   place->eager = 0;
-  __atomic_store_n(&place->context, context, __ATOMIC_RELAXED);
+  __atomic_store_n(&place->context, of->context, __ATOMIC_RELAXED);
   __atomic_store_n(&place->thread, name->thread, __ATOMIC_RELAXED);
   __atomic_store_n(&place->next, store->buckets[bucket], __ATOMIC_RELEASE);
   __atomic_store_n(&place->stream, name->stream, __ATOMIC_RELEASE);
@@ -123,9 +134,10 @@ static stream_state *make(compute_state *all, CUstream stream, const stream_name
   target at;
   compute_device *device = device_of(all, stream, &at);
   if (device == NULL) return NULL;
+  bool joined = is_joined(name);
   pthread_mutex_lock(&all->marks.lock);
   stream_state *made = find(&all->marks, name, bucket);
-  if (made == NULL) made = insert(all, name, at.context, device, bucket);
+  if (made == NULL) made = insert(all, name, &at, bucket, joined);
   pthread_mutex_unlock(&all->marks.lock);
   return made;
 }
@@ -153,6 +165,7 @@ static void unlink_place(mark_store *store, stream_state *gone) {
   __atomic_store_n(&gone->stream, NULL, __ATOMIC_SEQ_CST);
   stream_state_strip_locked(gone);
   __atomic_sub_fetch(&gone->marks->streams, 1, __ATOMIC_RELAXED);
+  __atomic_sub_fetch(&gone->marks->joined, gone->is_joined, __ATOMIC_RELAXED);
   if (__atomic_exchange_n(&gone->is_captured, 0, __ATOMIC_RELAXED) != 0) {
     __atomic_sub_fetch(&gone->at->all->captures, 1, __ATOMIC_SEQ_CST);
   }
@@ -210,7 +223,7 @@ static void put_context(mark_store *store, mark_context *gone) {
   }
   gone->context = NULL;
   gone->marks = gone->unused = gone->base = NULL;
-  gone->streams = 0;
+  gone->streams = gone->joined = 0;
   gone->next = store->unused_contexts;
   store->unused_contexts = gone;
 }

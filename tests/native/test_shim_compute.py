@@ -67,6 +67,9 @@ MEASURED = PLAIN_ONLY | {
     "streams_overlap",
     "two_contexts_at_once",
     "waiting_streams_are_not_charged",
+    "waits_behind_a_kernel_of_the_legacy_stream_are_not_charged",
+    "waits_for_the_legacy_stream_are_not_charged",
+    "waits_of_a_whole_context_are_not_charged",
 }
 #: gcc 12's ThreadSanitizer ends forked children of programs with threads; its AddressSanitizer
 #: takes the stack of a cancelled thread for poisoned, and ends in its own clean-up of that thread.

@@ -287,6 +287,7 @@ CU_ENTRY_PTSZ(cuStreamGetFlags, (CUstream stream, unsigned int *flags));
 CU_ENTRY_PTSZ(cuStreamGetDevice, (CUstream stream, CUdevice *device));
 CU_ENTRY_PTSZ(cuStreamGetCtx, (CUstream stream, CUcontext *pctx));
 CU_ENTRY_PTSZ(cuStreamGetCtx_v2, (CUstream stream, CUcontext *ctx, CUgreenCtx *green_ctx));
+CU_ENTRY(cuCtxWaitEvent, (CUcontext ctx, CUevent event));
 CU_ENTRY_PTSZ(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags));
 CU_ENTRY_PTSZ(cuStreamAddCallback,
               (CUstream stream, CUstreamCallback callback, void *user_data, unsigned int flags));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events: marks in streams, when they were passed, and waiting for them.
+#include <stdlib.h>
+
 #include "simulated/cuda/driver.h"
 
 #define KNOWN_FLAGS \
@@ -155,5 +157,50 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int f
   allot_point point = point_of(waited);
   if (allot_work_done(&driver.machine, point)) return CUDA_SUCCESS;
   submit(target, &(submission){.kind = ALLOT_WORK_WAIT, .target = point});
+  return CUDA_SUCCESS;
+}
+
+// ---- all streams of a context ------------------------------------------------------------------
+
+static bool is_stream(const object *child) {
+  return child->kind == OBJECT_STREAM;
+}
+
+// The streams that are there; NULL: there is no memory for the list.
+static stream **streams_in(const context *owner, size_t *count) {
+  LOCK();
+  *count = 1;
+  for (object *each = owner->head.children; each != NULL; each = each->next) {
+    *count += is_stream(each);
+  }
+  for (stream *each = owner->per_thread; each != NULL; each = each->sibling) ++*count;
+  stream **all = malloc(*count * sizeof *all);
+  if (all != NULL) {
+    stream **next = all;
+    *next++ = owner->legacy;
+    for (object *each = owner->head.children; each != NULL; each = each->next) {
+      if (is_stream(each)) *next++ = (stream *)each;
+    }
+    for (stream *each = owner->per_thread; each != NULL; each = each->sibling) *next++ = each;
+  }
+  UNLOCK();
+  return all;
+}
+
+CUresult cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
+  context *waiting;
+  event *waited;
+  TRY(context_of(handle, &waiting));
+  TRY(event_of(event_handle, &waited));
+  if (waited->captured != NULL) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  allot_point point = point_of(waited);
+  if (allot_work_done(&driver.machine, point)) return CUDA_SUCCESS;
+  size_t count;
+  stream **all = streams_in(waiting, &count);
+  if (all == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  for (size_t i = 0; i < count; i++) {
+    submit(all[i], &(submission){.kind = ALLOT_WORK_WAIT, .target = point});
+  }
+  free(all);
   return CUDA_SUCCESS;
 }

@@ -338,6 +338,76 @@ static void without_memory_nothing_is_launched(void) {
 }
 #endif
 
+// ---- streams that wait for each other ----
+
+static void pause_a_little(void *unused) {
+  pause_ns(5 * MS);
+}
+
+// 4 ms of kernels, and 100 ms of waiting.
+static void expect_no_waits(uint64_t charged_before, uint64_t truth_before) {
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns) - charged_before;
+  if (charged > (truth_ns() - truth_before) * (IS_SLOW ? 8 : 3)) {
+    FAIL("charged %llu ns", (unsigned long long)charged);
+  }
+}
+
+static CUstream make_joined(void) {
+  CUstream joined;
+  OK(cuStreamCreate(&joined, CU_STREAM_DEFAULT));
+  for (int n = 0; n < 40; n++) spin(function, 20 * US, joined);
+  OK(cuStreamSynchronize(joined));
+  return joined;
+}
+
+// Other streams wait for what is put into the legacy stream, without a call of their own.
+static void waits_for_the_legacy_stream_are_not_charged(void) {
+  begin();
+  CUstream joined = make_joined();
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 20; i++) {
+    for (int n = 0; n < 5; n++) spin(function, 20 * US, joined);
+    OK(cuLaunchHostFunc(NULL, pause_a_little, NULL));
+    for (int n = 0; n < 5; n++) spin(function, 20 * US, joined);
+    OK(cuStreamSynchronize(joined));
+  }
+  expect_no_waits(charged, truth);
+}
+
+// All streams of the context wait by one call.
+static void waits_of_a_whole_context_are_not_charged(void) {
+  begin();
+  CUstream waiting = make_joined(), other;
+  CUevent over;
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&over, CU_EVENT_DISABLE_TIMING));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 20; i++) {
+    for (int n = 0; n < 5; n++) spin(function, 20 * US, waiting);
+    OK(cuLaunchHostFunc(other, pause_a_little, NULL));
+    OK(cuEventRecord(over, other));
+    OK(cuCtxWaitEvent(context, over));
+    for (int n = 0; n < 5; n++) spin(function, 20 * US, waiting);
+    OK(cuCtxSynchronize());
+  }
+  expect_no_waits(charged, truth);
+}
+
+// A kernel in the legacy stream waits for all others, and they wait for it.
+static void waits_behind_a_kernel_of_the_legacy_stream_are_not_charged(void) {
+  begin();
+  CUstream joined = make_joined(), other = make_joined();
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 20; i++) {
+    for (int n = 0; n < 5; n++) spin(function, 20 * US, joined);
+    OK(cuLaunchHostFunc(other, pause_a_little, NULL));
+    spin(function, 20 * US, NULL);
+    for (int n = 0; n < 4; n++) spin(function, 20 * US, joined);
+    OK(cuCtxSynchronize());
+  }
+  expect_no_waits(charged, truth);
+}
+
 static const test_case cases[] = {
     {"streams_leave_nothing_behind", streams_leave_nothing_behind},
     {"streams_go_while_others_look", streams_go_while_others_look},
@@ -346,6 +416,10 @@ static const test_case cases[] = {
     {"others_hold_the_context_too", others_hold_the_context_too},
     {"a_context_that_begins_with_a_wait", a_context_that_begins_with_a_wait},
     {"kernels_get_longer_after_a_wait", kernels_get_longer_after_a_wait},
+    {"waits_for_the_legacy_stream_are_not_charged", waits_for_the_legacy_stream_are_not_charged},
+    {"waits_of_a_whole_context_are_not_charged", waits_of_a_whole_context_are_not_charged},
+    {"waits_behind_a_kernel_of_the_legacy_stream_are_not_charged",
+     waits_behind_a_kernel_of_the_legacy_stream_are_not_charged},
 #if !IS_SLOW
     {"without_memory_nothing_stays_allocated", without_memory_nothing_stays_allocated},
     {"without_memory_nothing_is_launched", without_memory_nothing_is_launched},

@@ -29,6 +29,8 @@ _NO_NUMA = -1
 _NO_MODEL = -1
 _NO_GROUP = -1
 _MOST_MASKS = 1024
+_MOST_DENOMINATOR = 1 << 31
+"""Of a part of a device's memory: products with larger ones do not fit into 64 bits."""
 _MOST_ANSWERS = 256
 
 
@@ -490,6 +492,10 @@ def _memory_need(kind: PodShape, memory: FloatArray) -> FloatArray:
     if part is None:
         return np.full(memory.shape, float(kind.device_memory_bytes))
     # Integers: a product of floats could round up to more than the device's memory.
+    if part.denominator > _MOST_DENOMINATOR:
+        sizes, places = np.unique(memory, return_inverse=True)
+        needs = [int(size) * part.numerator // part.denominator for size in sizes.tolist()]
+        return np.array(needs, dtype=np.float64)[places].reshape(memory.shape)
     quotient, rest = np.divmod(memory.astype(np.int64), part.denominator)
     need = quotient * part.numerator + rest * part.numerator // part.denominator
     return np.asarray(need, dtype=np.float64)

@@ -7,9 +7,9 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 """
 
 import hashlib
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -30,7 +30,7 @@ from allotment.dialects.foreign.translate import (
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
 from allotment.dialects.own.placement import PLACEMENT, RESIZE
-from allotment.dialects.own.protocol import shown
+from allotment.dialects.own.protocol import MAX_DEVICES, shown
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
@@ -76,7 +76,6 @@ _MOST_WORK = 256 << 10
 _FORBIDDEN, _INVALID = 403, 422
 _US = 1000
 _LONGEST_TIME = 16
-_COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -337,20 +336,21 @@ class PodWebhook:
         count = limits.get(GPU)
         if count is None and defaults.gpus:
             count = added[GPU] = str(defaults.gpus)
-        if count is None or not _COUNT.fullmatch(count):
+        number = _whole(count)
+        if not 0 < number <= MAX_DEVICES:
             return added  # the parser reports the error
         if (
             defaults.memory_bytes is not None
             and GPU_MEMORY not in limits
             and not ({MEMORY, MIG_PROFILE} & set(pod.annotations))
         ):
-            added[GPU_MEMORY] = str(defaults.memory_bytes * int(count))
+            added[GPU_MEMORY] = str(defaults.memory_bytes * number)
         if (
             defaults.compute_percent
             and GPU_COMPUTE not in limits
             and not ({COMPUTE, CLASS, MIG_PROFILE} & set(pod.annotations))
         ):
-            added[GPU_COMPUTE] = str(defaults.compute_percent * int(count))
+            added[GPU_COMPUTE] = str(defaults.compute_percent * number)
         return added
 
     def _check_privileged(self, pod: ForeignPod, asking: Collection[str]) -> None:
@@ -474,6 +474,13 @@ class _ForbiddenError(Exception):
 
 def _chosen(values: Mapping[str, str], is_chosen: Callable[[str], bool]) -> dict[str, str]:
     return {key: text for key, text in values.items() if is_chosen(key) and key not in _UNSAID}
+
+
+def _whole(text: str | None) -> int:
+    """Return an amount in any notation (`1`, `1.0`, `1e0`); 0: none, or an invalid one."""
+    with suppress(QuantityError):
+        return whole_amount(text or "0")
+    return 0
 
 
 def _amount(text: str) -> str:

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allotment.model.clusters import PodNeed, WantedContainer
@@ -159,9 +159,11 @@ def test_a_model_that_comes_later_is_known_to_a_kind_that_was_asked_for_before()
 
 @given(
     whole=st.integers(0, 2**40),
-    numerator=st.integers(1, 10_000),
-    denominator=st.integers(1, 10_000),
+    numerator=st.integers(1, 10_000) | st.integers(1, 10**18) | st.integers(1, 10**40),
+    denominator=st.integers(1, 10_000) | st.integers(1, 10**18) | st.integers(1, 10**40),
 )
+@example(whole=80 << 30, numerator=3333333333, denominator=10**10)
+@example(whole=80 << 30, numerator=10**24 // 3, denominator=10**24)
 def test_a_part_of_memory_is_as_many_bytes_as_everywhere(
     whole: int, numerator: int, denominator: int
 ) -> None:

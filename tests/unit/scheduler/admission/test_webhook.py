@@ -276,6 +276,8 @@ def test_defaults_say_what_was_left_open() -> None:
     hook = webhook(defaults=defaults)
     after = admitted(hook, pod(container(gpu=2)))
     assert limits(after) == {GPU: 2, MEMORY: str(4 * GI), COMPUTE: "20"}
+    for count in ("2.0", "2e0", "+2", "2000m", "0.002k"):  # 2, once the webhooks have answered
+        assert limits(admitted(hook, pod(container(gpu=count))))[MEMORY] == str(4 * GI)
     after = admitted(hook, pod(container(memory="8Gi", compute=50)))
     assert limits(after) == {GPU: "1", MEMORY: "8Gi", COMPUTE: 50}
     said = {"allotment.dev/memory": "50%", "allotment.dev/class": "besteffort"}
