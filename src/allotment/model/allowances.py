@@ -15,6 +15,7 @@ from allotment.model.formats import format_percent, need_and_have
 from allotment.model.quantities import MemoryAmount
 
 _URGENCY: Final = tuple(reversed(ComputeClass))
+_NONE: Final = "none"
 
 
 class GpuAmounts(msgspec.Struct, frozen=True):
@@ -51,6 +52,10 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
     def place_of(self, name: str) -> str:
         return self.places.get(name, "the machine's configuration")
+
+    @property
+    def has_ceilings(self) -> bool:
+        return str(self) != _NONE
 
     def filled(
         self, compute: Compute | None, kind: ComputeClass | None, weight: int | None
@@ -125,4 +130,4 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
             words.append(f"shares {self.most_shares}")
         if not self.may_oversubscribe:
             words.append("no oversubscription")
-        return ", ".join(words) or "none"
+        return ", ".join(words) or _NONE

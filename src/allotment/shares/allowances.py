@@ -308,7 +308,7 @@ def allowance_of(uid: int, path: Path = CONFIG_FILE) -> Allowance | None:
 
 def check_folder(allowance: Allowance, folder: StateFolder, *, is_simulated: bool) -> None:
     """Refuse real GPUs by another state folder: it does not have the machine's other shares."""
-    if allowance.uid == 0 or is_simulated or folder.root == RUN_FOLDER:
+    if is_simulated or folder.root == RUN_FOLDER or not allowance.has_ceilings:
         return
     raise StateError(
         f"{folder.root} is not the state folder of this machine, {RUN_FOLDER}, which"

@@ -251,10 +251,10 @@ def test_a_share_grows_up_to_its_user_s_ceilings_and_always_shrinks(
 
 
 def test_real_gpus_are_shared_in_the_machine_s_folder_alone(tmp_path: Path) -> None:
-    user = Allowance(uid=1000, user="alice")
-    root = Allowance(uid=0, user="root")
+    user = Allowance(uid=1000, user="alice", most_shares=2)
+    free = Allowance(uid=0, user="root")
     check_folder(user, StateFolder(RUN_FOLDER), is_simulated=False)
     check_folder(user, StateFolder(tmp_path), is_simulated=True)
-    check_folder(root, StateFolder(tmp_path), is_simulated=False)
+    check_folder(free, StateFolder(tmp_path), is_simulated=False)
     with pytest.raises(StateError, match="is not the state folder of this machine"):
         check_folder(user, StateFolder(tmp_path), is_simulated=False)
