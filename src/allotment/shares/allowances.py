@@ -24,6 +24,7 @@ from allotment.model.placements import MAX_SHARES, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.structs import prepared
 from allotment.modes import traits_of
+from allotment.placement import is_selected
 from allotment.shares.folders import CONFIG_FILE, RUN_FOLDER, StateFolder, user_name
 from allotment.shares.placing import ShareOrder
 from allotment.shares.record import LoadedShare
@@ -363,7 +364,8 @@ def allowed_devices(
     used = _amounts(own)
     request = order.request
     allowed, never, now = [], [], []
-    for device in devices:
+    selected = [device for device in devices if is_selected(device, request)]
+    for device in selected:
         asked = GpuAmounts(request.memory.of(device.allottable_bytes), request.compute.guarantee)
         gpu, whole = gpu_of(device, devices)
         beside = used.get(gpu, GpuAmounts())
@@ -373,7 +375,7 @@ def allowed_devices(
             now.append((device, *both))
         else:
             allowed.append(device)
-    if len(allowed) >= request.count or not devices or not (never or now):
+    if len(allowed) >= request.count or not (never or now):
         return tuple(allowed)
     if not now:
         _, sentence, name = never[0]
