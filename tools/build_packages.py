@@ -96,7 +96,8 @@ def build(
                     environment={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
                 )
         for path in sorted([*scratch.glob("*.deb"), *scratch.glob("*.rpm")]):
-            built[path.rename(output / path.name)] = digest(output / path.name)
+            target = path.rename(output / path.name)
+            built[target] = digest(target)
     return built
 
 
