@@ -60,7 +60,7 @@ def test_each_user_gets_its_own_share_without_options(call: Call, allot: Allot) 
         done = call(CONFIG, "ps", "-o", "json", script=held)
         (share,) = [each for each in json.loads(done.stdout)["shares"] if each["state"] != "left"]
         (device,) = share["devices"]
-        assert device["memory"]["limit"] == memory << 30, show
+        assert device["memory_limit_bytes"] == memory << 30, show
         call(CONFIG, "rm", "--force", share["id"])
 
 

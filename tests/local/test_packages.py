@@ -201,7 +201,7 @@ def _both_have_their_parts(machine: Machine) -> None:
     su alice -c "allot ps -o json"
     """
     shares = json.loads(machine.must(script))["shares"]
-    limits = sorted(each["devices"][0]["memory"]["limit"] >> 30 for each in shares)
+    limits = sorted(each["devices"][0]["memory_limit_bytes"] >> 30 for each in shares)
     assert limits == [5, 20]
     assert len({each["devices"][0]["uuid"] for each in shares}) == 1
     sizes = [

@@ -240,13 +240,18 @@ def _flags(path: Path, gpus_at: int, gpu_size: int, field: tuple[int, str]) -> l
 
 
 def _make(path: Path, description: bytes, mig: bytes) -> None:
-    import tempfile  # late: most starts find their machine created
+    import shutil  # late: most starts find their machine created
+    import tempfile
 
+    machines = path.parent.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".machine-", dir=path.parent)
+        machines.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".machine-", dir=machines))
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            whole = draft / path.parent.name
+            whole.mkdir()
+            whole.chmod(0o755)
+            with (whole / path.name).open("wb") as file:
                 file.write(description)
                 file.seek(layout.MIG_AT)
                 file.write(mig)
@@ -255,11 +260,14 @@ def _make(path: Path, description: bytes, mig: bytes) -> None:
                 file.truncate(layout.MACHINE_FILE_BYTES)
                 # All users' programs use it, as with /dev/nvidia0.
                 os.fchmod(file.fileno(), 0o666)
-            # Another process created the same machine meanwhile.
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
+            try:
+                whole.rename(path.parent)
+            except OSError:
+                # Another process, perhaps another user's, created the same machine meanwhile.
+                with contextlib.suppress(FileExistsError):
+                    os.link(whole / path.name, path)
         finally:
-            Path(temporary).unlink()
+            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise StateError(
             f"cannot create the simulated machine {path}: {error.strerror}",

@@ -532,6 +532,8 @@ def _copy(sources: list[Path], parent: Path) -> Path:
         shutil.rmtree(draft, ignore_errors=True)
         if is_trusted(target) and _has(target, names):
             return target  # another `allot` was first
+        if os.path.lexists(target) and not is_trusted(target):
+            return _copy(sources, parent)  # another user's was first: ours goes beside it
         raise explained(error, target, "copy the native libraries") from error
     return target
 
