@@ -12,6 +12,7 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 HUNT_ARGS ?= tests/unit
 CLUSTER_ARGS ?=
 IMAGE_ARGS ?=
+PACKAGES_ARGS ?=
 BENCH ?=
 
 python := $(VENV)/bin/python
@@ -24,7 +25,7 @@ native_c = $(or $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null), \
   $(shell find native -name build -prune -o -name '*.[ch]' -print))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel image clean
+.PHONY: help demo test tests test-all unit coverage coverage-native hunt lint audit format types native testbed cluster cluster-down bench plot docs wheel image packages clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -132,6 +133,9 @@ wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architecture
 
 image: $(VENV)/.installed ## the container image of both architectures in build/image, without Docker; IMAGE_ARGS= narrows
 	$(python) tools/build_image.py $(IMAGE_ARGS)
+
+packages: $(VENV)/.installed ## .deb and .rpm of both architectures in build/packages; needs Go; PACKAGES_ARGS= narrows
+	$(python) tools/build_packages.py $(PACKAGES_ARGS)
 
 clean: ## remove all built files
 	rm -rf $(VENV) build dist native/build src/allotment/_native

@@ -53,8 +53,8 @@ def build(
     Raises:
         ImageError: a part is missing, or an image is too large.
     """
-    version = _version()
-    epoch, labels = _commit(version)
+    version = project_version()
+    epoch, labels = commit_of(version)
     machine = {each.machine: each for each in ARCHITECTURES.values()}.get(platform.machine())
     if machine is None:
         raise ImageError(f"{platform.machine()} cannot run the image's Python, which compiles")
@@ -138,7 +138,7 @@ def _report(architecture: Architecture, layers: Sequence[tuple[str, Layer]]) -> 
         )
 
 
-def _version() -> str:
+def project_version() -> str:
     text = (ROOT / "src" / "allotment" / "__init__.py").read_text("utf-8")
     match = re.search(r'^__version__\b.*"(.+)"', text, re.MULTILINE)
     if match is None:
@@ -146,7 +146,7 @@ def _version() -> str:
     return match[1]
 
 
-def _commit(version: str) -> tuple[int, dict[str, str]]:
+def commit_of(version: str) -> tuple[int, dict[str, str]]:
     """The commit's time, and the image's labels. Without git, SOURCE_DATE_EPOCH has the time."""
     labels = {
         "org.opencontainers.image.title": "allotment",

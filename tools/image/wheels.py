@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheels of the image: the pinned requirements of requirements.txt, and Allotment's own.
+"""The wheels of the image and of the packages: the pinned requirements, and Allotment's own.
 
-requirements.txt has the versions of constraints.txt with the digests of the wheels of both
+A file of pins has the versions of constraints.txt with the digests of the wheels of both
 architectures. pip loads and checks them, and installs them without running anything of theirs.
 """
 
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from image import ARCHITECTURES, HERE, PYTHON, ROOT, Architecture, ImageError, digest, run
@@ -45,11 +46,11 @@ sys.exit(main())
 """
 
 
-def required() -> list[str]:
+def required(extras: Sequence[str] = EXTRAS) -> list[str]:
     """The project's requirements with those of the extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = [project["optional-dependencies"][extra] for extra in EXTRAS]
-    return [*project["dependencies"], *(each for extra in extras for each in extra)]
+    optional = [project["optional-dependencies"][extra] for extra in extras]
+    return [*project["dependencies"], *(each for extra in optional for each in extra)]
 
 
 def read_pins(path: Path = PINS) -> dict[str, tuple[str, set[str]]]:
@@ -61,15 +62,17 @@ def read_pins(path: Path = PINS) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def load(cache: Path, architecture: Architecture) -> dict[Path, str]:
-    """The wheels of one architecture and their digests, from `cache` or by pip.
+def load(
+    cache: Path, architecture: Architecture, *, pins_file: Path = PINS, python: str = PYTHON
+) -> dict[Path, str]:
+    """The wheels of one architecture and one Python, with their digests, from `cache` or by pip.
 
     Raises:
         ImageError: the index does not have one of them, or has another content.
     """
-    folder = cache / "wheels" / architecture.name
+    folder = cache / "wheels" / f"{architecture.name}-{python}"
     folder.mkdir(parents=True, exist_ok=True)
-    pins = read_pins()
+    pins = read_pins(pins_file)
     wanted = set().union(*(digests for _, digests in pins.values()))
 
     def find() -> dict[Path, str]:
@@ -77,37 +80,41 @@ def load(cache: Path, architecture: Architecture) -> dict[Path, str]:
         return {path: each for path, each in found.items() if each in wanted}
 
     if len(find()) < len(pins):
-        pip = ["download", "--quiet", "--no-deps", "--require-hashes", "--requirement", str(PINS)]
-        run([*_pip(), *pip, "--dest", folder, *_target(architecture)])
+        pip = ["download", "--quiet", "--no-deps", "--require-hashes"]
+        pip += ["--requirement", str(pins_file), "--dest", str(folder)]
+        run([*_pip(), *pip, *_target(architecture, python)])
     found = find()
     if len(found) != len(pins):
         raise ImageError(f"{len(found)} wheels for {len(pins)} requirements in {folder}")
     return found
 
 
-def renew_pins() -> None:
-    """Writes the wheels of the versions in constraints.txt into requirements.txt."""
+def renew_pins(
+    pins_file: Path = PINS, *, extras: Sequence[str] = EXTRAS, pythons: Sequence[str] = (PYTHON,)
+) -> None:
+    """Writes the wheels of the versions in constraints.txt into a file of pins."""
     digests: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for architecture in ARCHITECTURES.values():
-            folder = Path(scratch) / architecture.name
+        for architecture, python in product(ARCHITECTURES.values(), pythons):
+            folder = Path(scratch) / f"{architecture.name}-{python}"
             pip = ["download", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-            run([*_pip(), *pip, "--dest", folder, *_target(architecture), *required()])
+            target = _target(architecture, python)
+            run([*_pip(), *pip, "--dest", folder, *target, *required(extras)])
             for path in folder.glob("*.whl"):
                 name, version, *_ = path.name.split("-")
                 digests.setdefault(f"{normalised(name)}=={version}", set()).add(digest(path))
-    comments = [line for line in PINS.read_text("utf-8").splitlines() if line.startswith("#")]
+    comments = [line for line in pins_file.read_text("utf-8").splitlines() if line.startswith("#")]
     pins = [
         " ".join([pin, *(f"--hash=sha256:{each}" for each in sorted(found))])
         for pin, found in sorted(digests.items())
     ]
-    PINS.write_text("\n".join([*comments, *pins]) + "\n", "utf-8")
+    pins_file.write_text("\n".join([*comments, *pins]) + "\n", "utf-8")
 
 
 def install_requirements(wheels: Sequence[Path], root: Path, architecture: Architecture) -> None:
     """Installs the loaded wheels below `root`, with the authorities that TLS trusts."""
     pip = ["--require-hashes", "--requirement", str(PINS)]
-    _install(pip, wheels[0].parent, root, architecture)
+    install(pip, wheels[0].parent, root / PACKAGES, architecture)
     # Where Debian's OpenSSL looks. The package ca-certificates would need a shell.
     store = root / "usr" / "lib" / "ssl" / "cert.pem"
     store.parent.mkdir(parents=True)
@@ -119,16 +126,21 @@ def install_allotment(wheel: Path, root: Path, architecture: Architecture) -> No
 
     The wheel serves both architectures. The image has the libraries of its own.
     """
-    version = wheel.name.split("-")[1]
-    _install([f"allotment=={version}"], wheel.parent, root, architecture)
-    for other in ARCHITECTURES.values():
-        if other != architecture:
-            shutil.rmtree(root / PACKAGES / "allotment" / "_native" / other.machine)
+    install_own_package(wheel, root / PACKAGES, architecture)
     commands = root / "usr" / "local" / "bin"
     commands.mkdir(parents=True)
     for name in _COMMANDS:
         (commands / name).write_text(_COMMAND, "utf-8")
         (commands / name).chmod(0o755)
+
+
+def install_own_package(wheel: Path, packages: Path, architecture: Architecture) -> None:
+    """Installs Allotment's package alone, with the native libraries of one architecture."""
+    version = wheel.name.split("-")[1]
+    install([f"allotment=={version}"], wheel.parent, packages, architecture)
+    for other in ARCHITECTURES.values():
+        if other != architecture:
+            shutil.rmtree(packages / "allotment" / "_native" / other.machine)
 
 
 def build_allotment(folder: Path, epoch: int) -> Path:
@@ -156,22 +168,26 @@ def _pip() -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 
-def _target(architecture: Architecture) -> list[str]:
-    """Options of pip for the image's Python, whatever Python runs pip."""
+def _target(architecture: Architecture, python: str) -> list[str]:
+    """Options of pip for another Python, whatever Python runs pip."""
     platforms = [f"--platform={policy}_{architecture.machine}" for policy in _POLICIES]
-    abi = f"cp{PYTHON.replace('.', '')}"
-    python = ["--implementation=cp", f"--python-version={PYTHON}", f"--abi={abi}", "--abi=abi3"]
-    return ["--only-binary=:all:", *python, "--abi=none", *platforms]
+    abi = f"cp{python.replace('.', '')}"
+    words = ["--implementation=cp", f"--python-version={python}", f"--abi={abi}", "--abi=abi3"]
+    return ["--only-binary=:all:", *words, "--abi=none", *platforms]
 
 
-def _install(
-    requirements: Sequence[str], wheels: Path, root: Path, architecture: Architecture
+def install(
+    requirements: Sequence[str],
+    wheels: Path,
+    packages: Path,
+    architecture: Architecture,
+    *,
+    python: str = PYTHON,
 ) -> None:
-    """Lets pip install from a folder of wheels, and removes what the image does not need."""
-    packages = root / PACKAGES
+    """Lets pip install from a folder of wheels into `packages`, and removes what nothing needs."""
     # The machine's own settings would add other folders of wheels.
     pip = [*_pip(), "--isolated", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    run([*pip, "--find-links", wheels, "--target", packages, *_target(architecture), *requirements])
+    run([*pip, "--find-links", wheels, "--target", packages, *_target(architecture, python), *requirements])
     for path in sorted(packages.rglob("*"), reverse=True):  # a folder after its content
         if path.is_dir():
             if not any(path.iterdir()):

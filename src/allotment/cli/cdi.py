@@ -9,6 +9,7 @@ import click
 from allotment.cli.documents import print_document
 from allotment.cli.options import (
     MEMORY,
+    allowance_in,
     cdi_dir_option,
     complete_share,
     compute_options,
@@ -90,17 +91,21 @@ def create(
       allot cdi create --memory 8Gi --compute 30:80 --name notebook
       allot cdi create --memory 25% --simulated a100-80gb --cdi-dir /etc/cdi
     """  # noqa: D301 - click's mark
+    from allotment.model.compute import ComputeClass
     from allotment.model.requests import Request
     from allotment.model.shares import Injection
     from allotment.shares.cdi import KIND
     from allotment.shares.folders import StateFolder
     from allotment.shares.placing import ShareOrder
 
+    allowance = allowance_in(state, simulated)
     request = Request(
         memory=memory,
         count=count,
         selectors=gpus,
-        compute=requested_compute(compute, kind, weight),
+        compute=requested_compute(compute, kind, weight)
+        if allowance is None
+        else allowance.filled(compute, kind and ComputeClass(kind), weight),
         may_oversubscribe=oversubscribe,
     )
     order = ShareOrder(
@@ -110,6 +115,7 @@ def create(
         spec=simulated,
         cdi_folder=cdi_dir.absolute(),
         host_budget=host_memory,
+        allowance=allowance,
     )
     share = _create(StateFolder.at(state), order)
     click.echo(f"{KIND}={share.device_name}")

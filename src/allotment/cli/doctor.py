@@ -3,6 +3,7 @@
 
 import asyncio
 import ctypes
+import grp
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from allotment.cli.findings import CheckResult, Finding, print_findings
+from allotment.cli.findings import CheckResult, Finding, examine_allowance, print_findings
 from allotment.cli.machines import known_machines, real_inventory
 from allotment.cli.mig import mig_views
 from allotment.cli.options import (
@@ -37,7 +38,12 @@ from allotment.modes import traits_of
 from allotment.modes.mig.journal import Journal, Stage, stands_for
 from allotment.modes.mps.state import DaemonState, MpsStatus
 from allotment.shares.cdi import has_toolkit_spec
-from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
+from allotment.shares.folders import (
+    RUN_FOLDER,
+    StateFolder,
+    is_common,
+    shared_folder_command,
+)
 from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.recovery import list_shares
 from allotment.shares.run.command import inside_share
@@ -100,6 +106,7 @@ def examine(folder: StateFolder, dialects: Path | None) -> Iterator[Finding]:
     yield from _system()
     yield from _libraries()
     yield from _state(folder)
+    yield from examine_allowance()
     yield from _turns(folder)
     yield from _mps(folder)
     yield from _injection()
@@ -168,8 +175,9 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
         return
     status = root.stat()
     mode = f"{root}, mode {status.st_mode & 0o7777:04o}"
-    if status.st_mode & 0o002:
-        yield Finding("state folder", CheckResult.OK, f"{mode}, shared by all users")
+    if is_common(status.st_mode):
+        who = "all users" if status.st_mode & 0o002 else f"group {_group_name(status.st_gid)}"
+        yield Finding("state folder", CheckResult.OK, f"{mode}, shared by {who}")
     elif root == RUN_FOLDER:
         folders = "{shares,devices,queue,shim,simulated,simulated/lib}"
         fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{folders}"
@@ -190,6 +198,13 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
             f"{root} is on a file system mounted noexec, so the shim cannot be loaded from it",
             "choose another folder with --state or ALLOTMENT_STATE",
         )
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def _turns(folder: StateFolder) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings of `allot doctor`, of a machine or of a cluster, and how they are printed."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import click
@@ -61,3 +62,29 @@ def print_findings(findings: Sequence[Finding], output: str) -> int:
                 word = "hint" if finding.outcome is CheckResult.OK else "fix"
                 click.echo(f"{'':8}   {word}: {printable_lines(finding.fix)}")
     return PrerequisiteError.exit_code if missing else 0
+
+
+def examine_allowance() -> Iterator[Finding]:
+    """Check the machine's configuration, and show what this user may have."""
+    # Late: few machines have it.
+    from allotment.model.errors import AllotError
+    from allotment.shares.allowances import read_config, unknown_names
+    from allotment.shares.folders import CONFIG_FILE
+
+    name = str(CONFIG_FILE)
+    try:
+        config = read_config()
+    except AllotError as error:
+        yield Finding(name, CheckResult.MISSING, error.message, error.hint or "")
+        return
+    if config is None:
+        return
+    allowance = config.allowance(os.geteuid())
+    yield Finding(name, CheckResult.OK, f"ceilings of {allowance.user}: {allowance}")
+    if unknown := ", ".join(unknown_names(config)):
+        yield Finding(
+            f"{name}: names",
+            CheckResult.NOTE,
+            f"this machine has no {unknown}",
+            "correct the names, or remove them: they have no effect",
+        )

@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from allotment.kube.clients import Api
+    from allotment.model.allowances import Allowance
     from allotment.model.compute import Compute
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -133,6 +134,34 @@ def requested_compute(compute: "Compute | None", kind: str | None, weight: int |
 
     asked = ComputeClass(kind) if kind else None
     return revised(Compute(), compute=compute, kind=asked, weight=weight)
+
+
+def allowance_of_user(user: str | None = None) -> "Allowance | None":
+    """Return what a user may have on this machine; None: the machine has no configuration.
+
+    `user` is of `--user`; None: this process's.
+    """
+    from allotment.shares.folders import CONFIG_FILE
+
+    if not os.path.exists(CONFIG_FILE):  # noqa: PTH110 - start-up time
+        return None
+    from allotment.shares.allowances import allowance_of
+    from allotment.shares.run.child_process import find_user
+
+    return allowance_of(find_user(user).pw_uid if user else os.geteuid())
+
+
+def allowance_in(
+    state: Path | None, simulated: str | None, user: str | None = None
+) -> "Allowance | None":
+    """Return what a user may have in a new share; raise `StateError` for a folder of its own."""
+    allowance = allowance_of_user(user)
+    if allowance is not None:
+        from allotment.shares.allowances import check_folder
+        from allotment.shares.folders import StateFolder
+
+        check_folder(allowance, StateFolder.at(state), is_simulated=bool(simulated))
+    return allowance
 
 
 host_memory_option = click.option(

@@ -11,6 +11,7 @@ import click
 from allotment.cli.options import (
     BYTES,
     MEMORY,
+    allowance_of_user,
     changed_compute_options,
     complete_share,
     installed,
@@ -151,7 +152,14 @@ def command(
         )
     folder = StateFolder.at(state)
     loaded = find(folder, share)
-    resized = resize(folder, loaded.id, change, devices_of(loaded), force=force)
+    resized = resize(
+        folder,
+        loaded.id,
+        change,
+        devices_of(loaded),
+        force=force,
+        allowance=allowance_of_user(),
+    )
     click.echo(f"{resized.name}: {', '.join(_parts(resized))}")
 
 

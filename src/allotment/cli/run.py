@@ -10,6 +10,7 @@ import click
 from allotment.cli.options import (
     DURATION_NS,
     MEMORY,
+    allowance_in,
     compute_options,
     count_option,
     oversubscribe_options,
@@ -184,6 +185,9 @@ def command(
     Picks the fullest GPU that still fits (best fit). COMMAND and all its children see their part as
     if it were the whole GPU. Allocations beyond it fail with CUDA_ERROR_OUT_OF_MEMORY.
 
+    On a machine with /etc/allotment/config.yaml, that file has what its users get without --memory
+    and --compute, and the most that each may have.
+
     Without --compute the share has no compute guarantee: it uses the time that guaranteed shares
     leave. If no share of a GPU sets --compute, programs do not take turns.
 
@@ -203,6 +207,7 @@ def command(
       allot run --gpu MIG-1c7e --mode mps --memory 4Gi -- python train.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
     """  # noqa: D301 - click's mark
+    from allotment.model.compute import ComputeClass
     from allotment.model.errors import UsageError
     from allotment.model.requests import Request
     from allotment.model.shares import Excess
@@ -227,6 +232,12 @@ def command(
         )
     _refuse_without_effect(modes, compute, kind, weight)
     is_slice = has_only_slices(modes)
+    allowance = allowance_in(state, simulated, user)
+    if memory is None and allowance is not None and not is_slice:
+        memory = allowance.memory
+    asked = requested_compute(compute, kind, weight)
+    if allowance is not None and all(trait.takes_turns for trait in traits):
+        asked = allowance.filled(compute, kind and ComputeClass(kind), weight)
     if memory is None:
         is_named = any(gpu.lower().startswith("mig-") for gpu in gpus)
         memory = _least_memory(profile, is_slice=is_slice, is_named=is_named)
@@ -234,7 +245,7 @@ def command(
         memory=memory,
         count=count,
         selectors=gpus,
-        compute=requested_compute(compute, kind, weight),
+        compute=asked,
         may_oversubscribe=oversubscribe,
         mode=modes[0],
         other_modes=modes[1:],
@@ -259,6 +270,7 @@ def command(
             reuses=reuses,
             wait_s=None if wait_ns is None else wait_ns / 1e9,
             look=look,
+            allowance=allowance,
         )
     )
 

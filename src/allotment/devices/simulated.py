@@ -240,15 +240,40 @@ def _flags(path: Path, gpus_at: int, gpu_size: int, field: tuple[int, str]) -> l
 
 
 def _make(path: Path, description: bytes, mig: bytes) -> None:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    import shutil  # late: most starts find their machine created
+    import tempfile
+
+    machines = path.parent.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # By no path that another user, where a folder is for all, can lead elsewhere.
-        folder = os.open(path.parent, flags)
+        machines.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".machine-", dir=machines))
         try:
-            _make_in(Path(f"/proc/self/fd/{folder}"), path.name, description, mig)
+            whole = draft / path.parent.name
+            whole.mkdir()
+            whole.chmod(0o755)
+            with (whole / path.name).open("wb") as file:
+                file.write(description)
+                file.seek(layout.MIG_AT)
+                file.write(mig)
+                file.flush()
+                os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
+                file.truncate(layout.MACHINE_FILE_BYTES)
+                # All users' programs use it, as with /dev/nvidia0.
+                os.fchmod(file.fileno(), 0o666)
+            try:
+                whole.rename(path.parent)
+            except OSError:
+                # Another process, perhaps another user's, created the same machine meanwhile. By no
+                # path that another user, where a folder is for all, can lead elsewhere.
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                folder = os.open(path.parent, flags)
+                try:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(whole / path.name, path.name, dst_dir_fd=folder)
+                finally:
+                    os.close(folder)
         finally:
-            os.close(folder)
+            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise StateError(
             f"cannot create the simulated machine {path}: {error.strerror}",
@@ -256,24 +281,3 @@ def _make(path: Path, description: bytes, mig: bytes) -> None:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}
             else "choose a writable state folder with --state or ALLOTMENT_STATE",
         ) from error
-
-
-def _make_in(folder: Path, name: str, description: bytes, mig: bytes) -> None:
-    import tempfile  # late: most starts find their machine created
-
-    descriptor, temporary = tempfile.mkstemp(prefix=".machine-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(description)
-            file.seek(layout.MIG_AT)
-            file.write(mig)
-            file.flush()
-            os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
-            file.truncate(layout.MACHINE_FILE_BYTES)
-            # All users' programs use it, as with /dev/nvidia0.
-            os.fchmod(file.fileno(), 0o666)
-        # Another process created the same machine meanwhile.
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, folder / name)
-    finally:
-        Path(temporary).unlink()

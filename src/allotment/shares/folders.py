@@ -15,7 +15,8 @@
     simulated/              simulated machines, a copy of the simulated libraries, loader caches
 
 The folder is `--state`, else ALLOTMENT_STATE, else /run/allotment where that is writable (root's,
-or shared by all users when an administrator made it with mode 1777), else the user's own.
+or shared by all users when an administrator made it with mode 1777, or by a group's with mode
+1770), else the user's own.
 """
 
 import errno
@@ -39,6 +40,7 @@ from allotment.model.shares import ShareId
 LAYOUT_VERSION = 2
 _OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
+CONFIG_FILE = Path("/etc/allotment/config.yaml")
 _INSIDE = "share"
 """In RUN_FOLDER, a program finds its share there, before any variable names another."""
 _LOCK_WAIT_S = 20.0
@@ -47,6 +49,7 @@ _LOCK_NOTE_S = 5.0
 _QUEUE_POLL_S = 0.2
 _LONGEST_VERSION = 4096
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
+_OF_GROUP = stat.S_ISVTX | stat.S_IWGRP
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
@@ -90,6 +93,11 @@ def note(text: str) -> None:
     """Write a line to standard error, if it is open."""
     with suppress(OSError):
         os.write(2, f"allot: {text}\n".encode())
+
+
+def is_common(mode: int) -> bool:
+    """Whether a state folder is shared: by all users (1777), or by those of its group (1770)."""
+    return bool(mode & stat.S_IWOTH) or mode & _OF_GROUP == _OF_GROUP
 
 
 def shared_folder_command(root: Path) -> str:
@@ -287,12 +295,14 @@ class StateFolder:
         return not any(each.stat().st_mode & 0o077 for each in (self.shares, self.devices))
 
     def _make_parts(self, permissions: int) -> None:
+        is_for_all = is_common(permissions)
+        if is_for_all:  # a group's as well: others do not come past the folder itself
+            permissions = 0o1777
         parts = (self.shares, self.devices, self.queue, self.shims, self.simulated, self.libraries)
         for folder in parts:
             with suppress(FileExistsError):
                 folder.mkdir()
                 folder.chmod(permissions)  # subfolders are shared by all users like the root
-        is_for_all = permissions & 0o002
         mode = 0o666 if is_for_all else 0o644
         for name in ("lock", "events"):
             _make_file(self.root / name, b"", mode)
@@ -305,7 +315,7 @@ class StateFolder:
         """Where programs look for their share: any user could make that in a folder for all."""
         if self.root != RUN_FOLDER or not self.root.is_dir():
             return ()
-        return (self.root / _INSIDE,) if self.root.stat().st_mode & 0o002 else ()
+        return (self.root / _INSIDE,) if is_common(self.root.stat().st_mode) else ()
 
     def _check_owners(self) -> bool:
         """Refuse what another user could replace: shares, libraries, the lock and the events.
@@ -323,7 +333,7 @@ class StateFolder:
                 status = path.stat(follow_symlinks=path == self.root)
             except FileNotFoundError:
                 root = self.root.stat()
-                is_for_all = root.st_mode & 0o002 and os.geteuid() != 0
+                is_for_all = is_common(root.st_mode) and os.geteuid() != 0
                 if root.st_uid in {0, os.geteuid()} and not is_for_all:
                     is_complete = False
                     continue
@@ -536,6 +546,8 @@ def _copy(sources: list[Path], parent: Path) -> Path:
         shutil.rmtree(draft, ignore_errors=True)
         if is_trusted(target) and _has(target, names):
             return target  # another `allot` was first
+        if os.path.lexists(target) and not is_trusted(target):
+            return _copy(sources, parent)  # another user's was first: ours goes beside it
         raise explained(error, target, "copy the native libraries") from error
     return target
 

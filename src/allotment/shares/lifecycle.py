@@ -85,19 +85,26 @@ def create(
     door = door or FrontDoor(locked=folder.locked)
     if order.name is not None:
         check_name(order.name)
-    with life_of(order.request.mode).acquire(folder, order, tuple(devices)) as acquired:
+    if order.allowance is not None:
+        from allotment.shares import allowances  # late: few machines have a configuration
+
+        allowances.check_one_share(order.allowance, order)
+    offered = tuple(devices)
+    with life_of(order.request.mode).acquire(folder, order, offered) as acquired:
         if order.owner is None:
             folder.prepare()
         with door.locked():
             shares = recover(folder) if door.known_shares is None else door.known_shares()
             _check_is_new(shares, acquired.order)
             try:
-                share, directory = _place_and_build(folder, acquired, door, shares)
+                share, directory = _place_and_build(folder, acquired, door, shares, offered)
             except DoesNotFitError:
                 if door.known_shares is None or acquired.placement is not None:
                     raise
                 # An ended share whose runner died may hold the missing room.
-                share, directory = _place_and_build(folder, acquired, door, recover(folder))
+                share, directory = _place_and_build(
+                    folder, acquired, door, recover(folder), offered
+                )
             try:
                 if door.publish is not None:
                     door.publish(share, directory)
@@ -109,13 +116,24 @@ def create(
 
 
 def _place_and_build(
-    folder: StateFolder, acquired: Acquired, door: FrontDoor, shares: Sequence[LoadedShare]
+    folder: StateFolder,
+    acquired: Acquired,
+    door: FrontDoor,
+    shares: Sequence[LoadedShare],
+    offered: Sequence[Device],
 ) -> tuple[Share, Path]:
-    order, placement = acquired.order, acquired.placement
+    order, placement, devices = acquired.order, acquired.placement, acquired.devices
+    if order.allowance is not None:
+        from allotment.shares import allowances  # late: few machines have a configuration
+
+        if placement is None:
+            devices = allowances.allowed_devices(order.allowance, order, devices, shares)
+        else:
+            allowances.check_placement(order.allowance, placement, offered, shares)
     if placement is not None:
         refuse_kept(folder, order, placement)
     else:
-        placement = place_now(folder, order, acquired.devices, shares)
+        placement = place_now(folder, order, devices, shares)
         if order.owner is not None:
             chosen = {placed.device.uuid for placed in placement.devices}
             apply_guarantees(folder, order.owner, shares, devices=chosen)

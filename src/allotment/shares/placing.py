@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from allotment.devices.sources import Problem
+from allotment.model.allowances import Allowance
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -102,6 +103,8 @@ class ShareOrder(msgspec.Struct, frozen=True):
     asked: Request | None = None
     """Of a container that no scheduler placed: it never gets more (`ShareDevice.asked`)."""
     mig: MigTerms = msgspec.field(default_factory=MigTerms)
+    allowance: Allowance | None = None
+    """What the share's user may have on this machine; None: what is free."""
     otherwise: "tuple[ShareOrder, ...]" = ()
     """The same share in other modes, tried in this order. If only the mode differs,
     `request.other_modes` has them."""

@@ -13,7 +13,8 @@ import msgspec
 
 from allotment.ledger import Terms
 from allotment.model.accounting import overlap
-from allotment.model.compute import Compute, ComputeClass, greater, lesser, revised
+from allotment.model.allowances import Allowance, GpuAmounts
+from allotment.model.compute import Compute, ComputeClass, exceeds, greater, lesser, revised
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -68,7 +69,13 @@ class _Change(NamedTuple):
 
 
 def resize(
-    folder: StateFolder, name: str, change: LimitChange, devices: Iterable[Device], *, force: bool
+    folder: StateFolder,
+    name: str,
+    change: LimitChange,
+    devices: Iterable[Device],
+    *,
+    force: bool,
+    allowance: Allowance | None = None,
 ) -> LoadedShare:
     """Change a live share on each of its devices; return the changed share.
 
@@ -95,7 +102,9 @@ def resize(
                 f"share {found.name} is a pod's, and has what its pod asks for",
                 hint=f"kubectl allot resize {found.owner.namespace}/{found.owner.pod}",
             )
-        return change_limits(folder, found, change, devices, shares=shares, force=force)
+        return change_limits(
+            folder, found, change, devices, shares=shares, force=force, allowance=allowance
+        )
 
 
 def change_limits(
@@ -106,6 +115,7 @@ def change_limits(
     *,
     shares: Iterable[LoadedShare],
     force: bool = False,
+    allowance: Allowance | None = None,
 ) -> LoadedShare:
     """Change any live share, as `resize` does. The caller holds the lock and has read `shares`."""
     by_uuid = {device.uuid: device for device in devices}
@@ -129,6 +139,9 @@ def change_limits(
     }
     states = states_of(by_uuid.values(), others, change.host_budget)
     new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
+    if allowance is not None:
+        others_shares = [each for each in shares if each.id != found.id]
+        _check_allowance(allowance, _Change(old, new), by_uuid, others_shares)
     before = {uuid: _Part(limits[uuid], found.terms.get(uuid)) for uuid in old}
     after = _in_turn(found, new, shares)
     most = {device.uuid: device.most_bytes for device in share.devices}
@@ -138,6 +151,30 @@ def change_limits(
     text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
     note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
     return find(folder, found.id)
+
+
+def _check_allowance(
+    allowance: Allowance,
+    change: _Change,
+    devices: Mapping[str, Device],
+    others: Iterable[LoadedShare],
+) -> None:
+    """Refuse growth beyond the user's ceilings; less is never refused."""
+    from allotment.shares import allowances  # late: few machines have a configuration
+
+    grown: dict[tuple[str, int], GpuAmounts] = {}
+    for uuid, part in change.new.items():
+        before, after = change.old[uuid].terms, part.terms
+        had = before.compute if before else Compute()
+        has = after.compute if after else Compute()
+        if exceeds(has, had):
+            allowances.check_compute(allowance, has)
+        gpu = allowances.gpu_of(devices[uuid], devices.values())
+        grown[gpu] = GpuAmounts(
+            part.memory if part.memory > change.old[uuid].memory else 0,
+            has.guarantee if has.guarantee > had.guarantee else 0,
+        )
+    allowances.check_parts(allowance, grown, others)
 
 
 def _terms_of(found: LoadedShare, device: ShareDevice) -> Terms | None:

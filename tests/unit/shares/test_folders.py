@@ -169,6 +169,7 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
 NOBODY = 65534
+DAEMON = 1
 
 
 @needs_root
@@ -218,6 +219,39 @@ def test_only_root_makes_what_all_users_share(common_folder: Path, *, has_folder
     assert folder.shares.stat().st_mode & 0o7777 == 0o1777
     assert {path.stat().st_uid for path in folder.root.iterdir()} == {0}
     assert [each.share for each in read_events(folder)] == ["a"]
+
+
+@needs_root
+def test_a_folder_of_a_group_is_for_its_members_alone(common_folder: Path) -> None:
+    common_folder.chmod(0o1770)
+    os.chown(common_folder, 0, NOBODY)
+    folder = StateFolder(common_folder)
+    folder.prepare()
+    folder.prepare()
+    assert folder.root.stat().st_mode & 0o7777 == 0o1770
+    assert folder.shares.stat().st_mode & 0o7777 == 0o1777
+    assert not folder.is_closed()
+    before = os.getegid()
+    os.setegid(NOBODY)
+    try:
+        with as_user(DAEMON):
+            folder.prepare()
+            with folder.locked():
+                note_event(folder, "created", share="a", share_id=ShareId("1"), text="")
+    finally:
+        os.setegid(before)
+    with as_user(DAEMON), pytest.raises(StateError):
+        folder.prepare()
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o770, 0o2775, 0o1755], ids=oct)
+def test_a_folder_that_a_group_may_only_write_is_its_owner_s(tmp_path: Path, mode: int) -> None:
+    """As a umask of 002 makes it."""
+    tmp_path.chmod(mode)
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    assert folder.is_closed()
 
 
 @needs_root

@@ -16,6 +16,7 @@ import msgspec
 
 from allotment.devices.sources import Inventory
 from allotment.libraries import SIMULATED, library_path
+from allotment.model.allowances import Allowance
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -93,6 +94,8 @@ class RunSession(msgspec.Struct, frozen=True):
     """Seconds to wait for room; None: it is not waited for."""
     look: Callable[[StateFolder, Share], None] | None = None
     """Called at times while the command runs."""
+    allowance: Allowance | None = None
+    """As in `ShareOrder`."""
 
 
 class _Libraries(msgspec.Struct, frozen=True):
@@ -198,6 +201,7 @@ def run(session: RunSession) -> NoReturn:
         command=session.command,
         problems=inventory.problems,
         host_budget=session.host_budget,
+        allowance=session.allowance,
         mig=MigTerms(
             keeps={each.uuid: session.keep_s for each in inventory.devices},
             reuses=session.reuses,
