@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "bus_guard.h"
 #include "lease.h"
 #include "mapping.h"
 
@@ -169,19 +170,31 @@ int allot_leases_mend(const char *path) {
 // The caller holds the state folder's lock. No lock on `contract` itself: a container has it open,
 // and could hold that while all starts of the machine wait.
 
-static int open_contract(const char *directory, allot_contract **contract) {
-  void *mapped = NULL;
-  int error = allot_map_in(directory, "contract", sizeof **contract, O_RDWR, &mapped);
-  if (error != 0) return error;
-  *contract = mapped;
-  if ((*contract)->magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
-  if (error == 0 && (*contract)->version != ALLOT_CONTRACT_VERSION) error = -EPROTO;
-  if (error != 0) munmap(mapped, sizeof **contract);
-  return error;
+// In a folder for all users another user may cut the file short meanwhile: what touches it is
+// guarded, and holds nothing else then.
+
+typedef struct change_work {
+  const char *directory;
+  allot_contract *contract;
+  const char *share_id;
+  int seat;
+  uint64_t terms;
+  uint64_t serial;
+} change_work;
+
+static int check_head(const allot_contract *contract) {
+  if (contract->magic != ALLOT_CONTRACT_MAGIC) return -EINVAL;
+  return contract->version == ALLOT_CONTRACT_VERSION ? 0 : -EPROTO;
 }
 
-static void close_contract(allot_contract *contract) {
-  munmap(contract, sizeof *contract);
+static int with_contract(change_work *work, int (*run)(void *)) {
+  void *mapped = NULL;
+  int error = allot_map_in(work->directory, "contract", sizeof(allot_contract), O_RDWR, &mapped);
+  if (error != 0) return error;
+  work->contract = mapped;
+  const int result = allot_guarded(run, work);
+  munmap(mapped, sizeof(allot_contract));
+  return result;
 }
 
 // The places that processes have: most seats have few, and many have none. Who takes a place later
@@ -223,13 +236,16 @@ static void wake_places(const char *seats, uint64_t serial) {
 
 // Wakes whoever waits for a turn, or holds one, to look at the new terms.
 static void wake_all(const char *directory, const allot_contract *contract) {
+  uint64_t serials[ALLOT_SEATS];
+  unsigned count = 0;
+  for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
+    const allot_contract_seat *promised = &contract->seats[seat];
+    if (load(&promised->terms) & ALLOT_TERMS_TAKEN) serials[count++] = load(&promised->serial);
+  }
   char seats[SEATS_PATH];
   int folder = open_seats(directory, seats, sizeof seats);
   if (folder < 0) return;
-  for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
-    const allot_contract_seat *promised = &contract->seats[seat];
-    if (load(&promised->terms) & ALLOT_TERMS_TAKEN) wake_places(seats, load(&promised->serial));
-  }
+  while (count > 0) wake_places(seats, serials[--count]);
   close(folder);
 }
 
@@ -283,32 +299,39 @@ static int create_seat(const char *directory, uint64_t serial) {
   return error;
 }
 
-int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
-                        uint64_t *serial) {
-  allot_contract *contract = NULL;
-  if (!is_valid(terms) || strlen(share_id) >= sizeof contract->seats[0].share_id) {
-    return -EINVAL;
-  }
-  int result = open_contract(directory, &contract);
+static int take_seat(void *argument) {
+  change_work *work = argument;
+  allot_contract *contract = work->contract;
+  int result = check_head(contract);
   if (result != 0) return result;
-  result = is_promised_too_much(contract, -1, terms) ? -ERANGE : -ENOSPC;
+  result = is_promised_too_much(contract, -1, work->terms) ? -ERANGE : -ENOSPC;
   for (int seat = 0; seat < (int)ALLOT_SEATS && result == -ENOSPC; seat++) {
     allot_contract_seat *promised = &contract->seats[seat];
     if (promised->terms & ALLOT_TERMS_TAKEN) continue;
     memset(promised->share_id, 0, sizeof promised->share_id);
-    strcpy(promised->share_id, share_id);
+    strcpy(promised->share_id, work->share_id);
     LEASE_STEP("named");
-    *serial = ++contract->serial;
+    work->serial = ++contract->serial;
     LEASE_STEP("numbered");
-    store(&promised->serial, *serial);
+    store(&promised->serial, work->serial);
     LEASE_STEP("seated");
-    result = create_seat(directory, *serial);
+    result = create_seat(work->directory, work->serial);
     if (result != 0) break;
-    put_terms(contract, seat, terms | ALLOT_TERMS_TAKEN);
+    put_terms(contract, seat, work->terms | ALLOT_TERMS_TAKEN);
     result = seat;
   }
-  if (result >= 0) wake_all(directory, contract);
-  close_contract(contract);
+  if (result >= 0) wake_all(work->directory, contract);
+  return result;
+}
+
+int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
+                        uint64_t *serial) {
+  change_work work = {.directory = directory, .share_id = share_id, .terms = terms};
+  if (!is_valid(terms) || strlen(share_id) >= sizeof work.contract->seats[0].share_id) {
+    return -EINVAL;
+  }
+  const int result = with_contract(&work, take_seat);
+  if (result >= 0) *serial = work.serial;
   return result;
 }
 
@@ -321,24 +344,28 @@ static void remove_seat(const char *directory, uint64_t serial) {
   close(folder);
 }
 
-static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
-  allot_contract *contract = NULL;
-  if (seat < 0 || seat >= (int)ALLOT_SEAT_UNBOOKED) return -EINVAL;
-  int error = open_contract(directory, &contract);
+static int change_seat(void *argument) {
+  const change_work *work = argument;
+  allot_contract *contract = work->contract;
+  const uint64_t terms = work->terms, serial = work->serial;
+  int error = check_head(contract);
   if (error != 0) return error;
-  const allot_contract_seat *promised = &contract->seats[seat];
-  if (!(promised->terms & ALLOT_TERMS_TAKEN) || promised->serial != serial) {
-    error = -ESTALE;
-  } else if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(contract, seat, terms)) {
-    error = -ERANGE;
-  } else {
-    put_terms(contract, seat, terms);
-    wake_all(directory, contract);
-    // Its programs, if any are left, go on without a seat.
-    if (!(terms & ALLOT_TERMS_TAKEN)) remove_seat(directory, serial);
+  const allot_contract_seat *promised = &contract->seats[work->seat];
+  if (!(promised->terms & ALLOT_TERMS_TAKEN) || promised->serial != serial) return -ESTALE;
+  if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(contract, work->seat, terms)) {
+    return -ERANGE;
   }
-  close_contract(contract);
-  return error;
+  put_terms(contract, work->seat, terms);
+  wake_all(work->directory, contract);
+  // Its programs, if any are left, go on without a seat.
+  if (!(terms & ALLOT_TERMS_TAKEN)) remove_seat(work->directory, serial);
+  return 0;
+}
+
+static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
+  if (seat < 0 || seat >= (int)ALLOT_SEAT_UNBOOKED) return -EINVAL;
+  change_work work = {.directory = directory, .seat = seat, .terms = terms, .serial = serial};
+  return with_contract(&work, change_seat);
 }
 
 int allot_contract_change(const char *directory, int seat, uint64_t serial, uint64_t terms) {

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from rounds import undisturbed
 
-from allotment.ledger import operations, read, reap, set_limit
+from allotment.ledger import leases, operations, read, reap, set_limit
 from allotment.ledger.layout import USAGE_SIZE
 from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.errors import BusyError, LedgerError
@@ -94,6 +94,52 @@ def test_who_cuts_a_file_short_ends_no_agent(tmp_path: Path, native_dir: Path, f
     assert worker.returncode != -signal.SIGBUS
     assert worker.returncode == 0
     assert told == "survived\n"
+
+
+# As a user of a folder for all can with the contract: what it cuts short it writes again.
+CUTS = """
+import os, sys
+data = open(sys.argv[1], "rb").read()
+print("ready", flush=True)
+while True:
+    os.truncate(sys.argv[1], 0)
+    with open(sys.argv[1], "r+b") as file:
+        file.write(data)
+"""
+
+SEATS = """
+import sys
+from pathlib import Path
+from allotment.ledger import leases
+from allotment.model.compute import Compute
+from allotment.model.errors import AllotError
+device, taken = Path(sys.argv[1]), 0
+for _ in range(5000):
+    try:
+        seat = leases.take(device, "x", leases.Terms(Compute()))
+        leases.free(device, seat)
+        taken += 1
+    except AllotError:
+        pass  # which is what it should come to
+print("survived", taken > 0)
+"""
+
+
+def test_who_cuts_a_contract_short_ends_no_command(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    device = tmp_path / "GPU-0"
+    device.mkdir()
+    leases.create_device(device, "GPU-0")
+    with subprocess.Popen(
+        [sys.executable, "-c", CUTS, device / "contract"], stdout=subprocess.PIPE, text=True
+    ) as hostile:
+        assert hostile.stdout is not None
+        assert hostile.stdout.readline() == "ready\n"
+        done = subprocess.run(
+            [sys.executable, "-c", SEATS, device], capture_output=True, text=True, check=False
+        )
+        hostile.kill()
+    assert (done.returncode, done.stdout) == (0, "survived True\n")
 
 
 # As root of a container can with its read-only mount: a new lease as soon as one is to end.
