@@ -167,7 +167,6 @@ def test_two_users_share_a_gpu_and_a_purge_leaves_nothing(
     (machine.root / "etc/allotment/config.yaml").write_text(CONFIG, "utf-8")
     _both_have_their_parts(machine)
     _ceilings_hold(machine)
-    machine.must("su alice -c 'sh -c \"exit 0\"'")
     # Root's, whose programs load the shim by /etc/ld.so.preload in a namespace of their own.
     out = machine.must(f"{RUN} --memory 4Gi -- allot burn --memory 1Gi --seconds 1 -o json")
     assert json.loads(out)
@@ -232,4 +231,4 @@ def _ceilings_hold(machine: Machine) -> None:
     ).stdout
     # Who is not in the group does not come in.
     done = machine("allot ps --state /run/allotment", user="carol")
-    assert done.returncode == 6, done.stdout
+    assert (done.returncode, "is not readable" in done.stderr) == (2, True), done.stderr
