@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot uninstall --node`: what an agent left goes, and nothing of anybody else."""
+"""`allot uninstall --node`: what an agent left goes, with all shares, and no file of others."""
 
 import fcntl
 import json
+import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from allotment.model.errors import UsageError
+from allotment.modes.mig.journal import Journal
+from allotment.shares.folders import StateFolder
+from allotment.shares.mig.allocate import free_orphans
 
 Allot = Any  # tests/conftest.py: CommandLine
 OURS = (
@@ -15,6 +23,7 @@ OURS = (
     "device-plugins/allotment-nvidia.com_gpu.sock",
     "device-plugins/.allotment-x",
     "plugins/gpu.allotment.dev/dra-0123abcd.sock",
+    "plugins/gpu.nvidia.com/dra-0123abcd.sock",
     "plugins_registry/gpu.allotment.dev-0123abcd-reg.sock",
     "plugins_registry/gpu.nvidia.com-0123abcd-reg.sock",
 )
@@ -33,14 +42,15 @@ def files(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Path:
+def node() -> Iterator[Path]:
     """The kubelet's folder with what agents and others left, and the folder of CDI specs in it."""
-    kubelet = tmp_path / "kubelet"
-    for name in (*OURS, *OTHERS):
-        path = kubelet / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return kubelet
+    # A socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="node-") as folder:
+        for name in (*OURS, *OTHERS):
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        yield Path(folder)
 
 
 def options(node: Path) -> list[str]:
@@ -96,3 +106,43 @@ def test_beside_an_agent_nothing_is_removed(allot: Allot, node: Path, lock: str)
     assert done.returncode != 0
     assert "error: an agent runs on this node" in done.stderr
     assert files(node) == before
+
+
+def test_beside_a_plugin_that_answers_nothing_is_removed(allot: Allot, node: Path) -> None:
+    """Its agent may have another state folder."""
+    path = node / "device-plugins" / "allotment-nvidia.com_gpu.sock"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as plugin:
+        plugin.bind(str(path))
+        plugin.listen()
+        before = files(node)
+        done = allot("uninstall", *options(node))
+        assert done.returncode != 0
+        assert "error: an agent runs on this node" in done.stderr
+        assert files(node) == before
+
+
+def test_it_takes_root(allot: Allot, node: Path) -> None:
+    before = files(node)
+    command = ["setpriv", "--reuid=65534", "--clear-groups", *allot.command("uninstall", "--node")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=allot.environment(), check=False
+    )
+    assert done.returncode == UsageError.exit_code, done.stderr
+    assert "only root can remove" in done.stderr
+    assert files(node) == before
+
+
+def test_warm_slices_go_too(allot: Allot) -> None:
+    cut = ("--simulated", "h100-80gb", "--mode", "mig", "--memory", "8Gi", "--mig-keep", "1h")
+    done = allot("run", *cut, "--", "true")
+    assert done.returncode == 0, done.stderr
+    folder = StateFolder.at(allot.state)
+
+    def slices() -> int:
+        return sum(len(Journal(each).read().records) for each in folder.mig.iterdir())
+
+    assert free_orphans(folder) == []
+    assert slices() == 1
+    assert free_orphans(folder, keeps_warm=False) == []
+    assert slices() == 0

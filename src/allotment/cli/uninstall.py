@@ -3,8 +3,12 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
+import os
 import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
     from allotment.kube.nodes import Wanted
     from allotment.shares.folders import StateFolder
 
-_FEATURES: Final = Path("/etc/kubernetes/node-feature-discovery/features.d")
-_DRIVERS: Final = ("gpu.allotment.dev", "gpu.nvidia.com")
+_FEATURES: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
+_SOCKETS: Final = "allotment-*.sock"
 
 
 @click.command(short_help="Remove what agents left in a cluster, or on this node.")
@@ -59,9 +63,17 @@ def command(
       sudo allot uninstall --node
     """  # noqa: D301 - click's mark
     if is_of_node:
-        from allotment.shares.folders import StateFolder
+        from allotment.model.errors import UsageError
+        from allotment.shares.folders import RUN_FOLDER, StateFolder
+        from allotment.shares.run.command import refuse_inside
 
-        for path in _clear_node(StateFolder.at(state), cdi_dir, kubelet_socket.parent):
+        refuse_inside("allot uninstall --node")
+        if os.geteuid() != 0:
+            raise UsageError(
+                "only root can remove an agent's files", hint="sudo allot uninstall --node"
+            )
+        folder = StateFolder.at(state or RUN_FOLDER)
+        for path in _clear_node(folder, cdi_dir, kubelet_socket.parent):
             click.echo(f"{path}: removed")
     else:
         _clear_cluster(kubeconfig or usual_kubeconfig())
@@ -107,62 +119,75 @@ def _clear_node(folder: "StateFolder", cdi: Path, plugins: Path) -> list[Path]:
         BusyError: an agent or its front runs, or programs use shares.
         StateError: something cannot be removed.
     """
-    from allotment.model.errors import StateError
+    from allotment.shares.folders import explained
+
+    with contextlib.ExitStack() as locks:
+        _refuse_agents(folder, plugins, locks)
+        removed = []
+        if folder.exists():
+            _end_shares(folder)
+            removed.append(folder.root)
+        for path in (*removed, *_files_of_agents(cdi, plugins)):
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise explained(error, path, "remove it") from error
+            if path != folder.root:
+                removed.append(path)
+    return removed
+
+
+def _files_of_agents(cdi: Path, plugins: Path) -> Iterator[Path]:
+    """Yield what is outside the state folder. `plugins`: the kubelet's folder of device plugins."""
     from allotment.shares.cdi import KIND
 
-    left = [
-        *plugins.glob("allotment-offer.json"),
-        *plugins.glob("allotment-*.sock"),
-        *plugins.glob(".allotment-*"),
-        *(plugins.parent / "plugins").glob(_DRIVERS[0]),
-        *(
-            path
-            for driver in _DRIVERS
-            for path in (plugins.parent / "plugins_registry").glob(f"{driver}-????????-reg.sock")
-        ),
-        *cdi.glob(f"{KIND.partition('/')[0]}*.json"),
-        *(path for path in _FEATURES.glob("gfd") if "allotment.dev/" in path.read_text("utf-8")),
-    ]
-    if folder.exists():
-        _end_shares(folder)
-        left.append(folder.root)
-    removed = []
-    for path in left:
-        try:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"cannot remove {path}: {error.strerror}", hint="run it as root, on the node itself"
-            ) from error
-        removed.append(path)
-    # The container runtime made them for the agent's mounts.
-    for path in (_FEATURES, _FEATURES.parent):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-    return removed
+    kubelet = plugins.parent
+    yield from plugins.glob("allotment-offer.json")
+    yield from plugins.glob(_SOCKETS)
+    yield from plugins.glob(".allotment-*")
+    yield from (kubelet / "plugins").glob("gpu.allotment.dev")
+    yield from (kubelet / "plugins" / "gpu.nvidia.com").glob("dra-????????.sock")
+    for driver in ("gpu.allotment.dev", "gpu.nvidia.com"):
+        yield from (kubelet / "plugins_registry").glob(f"{driver}-????????-reg.sock")
+    yield from cdi.glob(f"{KIND.partition('/')[0]}*.json")
+    with contextlib.suppress(OSError):
+        if "allotment.dev/" in _FEATURES.read_text("utf-8"):
+            yield _FEATURES
+
+
+def _refuse_agents(folder: "StateFolder", plugins: Path, locks: contextlib.ExitStack) -> None:
+    """Keep agents and fronts from starting, until `locks` are closed. Raises `BusyError`."""
+    from allotment.model.errors import BusyError
+
+    refusal = BusyError(
+        "an agent runs on this node",
+        hint="uninstall the chart or delete the DaemonSet first (helm uninstall allotment"
+        " --namespace allotment-system), and wait until its pods are gone",
+    )
+    for path in plugins.glob(_SOCKETS):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)  # a full queue answers, too
+            if client.connect_ex(str(path)) not in {errno.ECONNREFUSED, errno.ENOENT}:
+                raise refusal
+    for name in ("agent.lock", "front.lock"):
+        with contextlib.suppress(FileNotFoundError):
+            file = locks.enter_context((folder.root / name).open("rb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise refusal from None
 
 
 def _end_shares(folder: "StateFolder") -> None:
     from allotment.model.errors import BusyError
     from allotment.model.formats import format_pids
     from allotment.shares.lifecycle import destroy
+    from allotment.shares.mig.allocate import free_orphans
     from allotment.shares.recovery import list_shares, users_of
-    from allotment.shares.run.command import free_orphan_slices, refuse_inside
 
-    refuse_inside("allot uninstall --node")
-    for lock in ("agent.lock", "front.lock"):
-        with contextlib.suppress(FileNotFoundError), (folder.root / lock).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BusyError(
-                    "an agent runs on this node",
-                    hint="uninstall the chart or delete the DaemonSet first (helm uninstall"
-                    " allotment --namespace allotment-system), and wait until its pods are gone",
-                ) from error
     shares = list_shares(folder)
     used = [f"{each.name} ({format_pids(pids)})" for each in shares if (pids := users_of(each))]
     if used:
@@ -171,5 +196,6 @@ def _end_shares(folder: "StateFolder") -> None:
             hint="delete their pods or end them, and call it again",
         )
     for share in shares:
-        destroy(folder, share, force=True)
-    free_orphan_slices(folder)
+        destroy(folder, share, force=False, ends_owned=True)
+    for problem in free_orphans(folder, keeps_warm=False):
+        raise problem

@@ -272,13 +272,15 @@ def end(folder: StateFolder, share: Share, *, excluded: Collection[int] = ()) ->
     return True
 
 
-def destroy(folder: StateFolder, loaded: LoadedShare, *, force: bool) -> None:
+def destroy(
+    folder: StateFolder, loaded: LoadedShare, *, force: bool, ends_owned: bool = False
+) -> None:
     """Remove an unused share; with `force`, one in use as well.
 
-    Its programs keep their memory limit, which is no longer booked, and get spare compute only.
-    Programs of a suspended share could not be resumed: for these it raises `BusyError` in any case.
-    Raises `BusyError` for a share in use without `force`, `StateError` if it cannot be removed or
-    belongs to another user.
+    With `force` its programs keep their memory limit, which is no longer booked, and get spare
+    compute only. Those of a suspended share could not be resumed: `BusyError` in any case.
+    Raises `BusyError` for a share in use without `force`, and for one of a pod or a claim without
+    `force` or `ends_owned`; `StateError` if it cannot be removed or belongs to another user.
     """
     check_owner(loaded)
     with folder.locked():
@@ -301,18 +303,19 @@ def destroy(folder: StateFolder, loaded: LoadedShare, *, force: bool) -> None:
                 hint="end them first, or add --force: they keep running, with memory that is booked"
                 " no longer and the compute that others leave",
             )
-        if current.owner and current.owner.is_claim and not force:
+        owner = None if force or ends_owned else current.owner
+        if owner and owner.is_claim:
             raise BusyError(
                 f"share {current.name} belongs to a ResourceClaim: its containers may start again"
                 " and need it",
-                hint=f"delete the pods that use the claim ({current.owner.users_of_claim} lists"
+                hint=f"delete the pods that use the claim ({owner.users_of_claim} lists"
                 " them), and the node agent removes it; or add --force",
             )
-        if current.owner and not force:
+        if owner:
             raise BusyError(
                 f"share {current.name} belongs to a pod: its container may start again and need it",
-                hint=f"delete the pod (kubectl -n {current.owner.namespace} delete pod"
-                f" {current.owner.pod}), and the node agent removes it; or add --force",
+                hint=f"delete the pod (kubectl -n {owner.namespace} delete pod"
+                f" {owner.pod}), and the node agent removes it; or add --force",
             )
         remove(folder, current)
 

@@ -58,18 +58,22 @@ from allotment.shares.mode_policy import is_for, is_for_mig_alone
 from allotment.shares.placing import ShareOrder, check_selectors, place_now
 
 
-def free_orphans(folder: StateFolder, *, patience_s: float = WORK_S) -> list[AllotError]:
+def free_orphans(
+    folder: StateFolder, *, patience_s: float = WORK_S, keeps_warm: bool = True
+) -> list[AllotError]:
     """Remove slices whose share has ended, unless they are kept warm; finish interrupted work.
 
     Only reads a few files if there is nothing to do. Returns the errors; the next caller tries
-    again.
+    again. `keeps_warm` False: remove warm slices at once.
     """
-    uuids = in_need(folder)
+    uuids = in_need(folder) if keeps_warm else _with_journals(folder)
     if not uuids or not os.access(folder.mig, os.W_OK):
         return []
     problems: list[AllotError] = []
     for machine, own in _by_machine(folder, uuids).items():
-        question = partial(_free_orphans, folder, own, machine, may_reset=False)
+        question = partial(
+            _free_orphans, folder, own, machine, may_reset=False, keeps_warm=keeps_warm
+        )
         try:
             with MigMachine(machine) as gpus:
                 answers = gpus.ask(question, patience_s=patience_s)
@@ -104,11 +108,15 @@ def free_orphans_on(
 
 def in_need(folder: StateFolder) -> frozenset[str]:
     """The GPUs on which `free_orphans` has work, by files alone."""
+    return frozenset(uuid for uuid in _with_journals(folder) if _needs_care(folder, uuid))
+
+
+def _with_journals(folder: StateFolder) -> frozenset[str]:
+    """The GPUs that were ever cut."""
     try:
-        uuids = [path.name for path in folder.mig.iterdir()]
+        return frozenset(path.name for path in folder.mig.iterdir())
     except OSError:
         return frozenset()
-    return frozenset(uuid for uuid in uuids if _needs_care(folder, uuid))
 
 
 def _free_orphans(
