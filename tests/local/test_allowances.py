@@ -56,7 +56,7 @@ def listed(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
 def test_each_user_gets_its_own_share_without_options(call: Call, allot: Allot) -> None:
     show = [*allot.command("ps", "-o", "json")]
     for user, memory in (("daemon", 10), ("nobody", 20)):
-        held = f'{" ".join(allot.command(*RUN))} --user {user} -- sleep 8 & sleep 3;'
+        held = f"{' '.join(allot.command(*RUN))} --user {user} -- sleep 8 & sleep 3;"
         done = call(CONFIG, "ps", "-o", "json", script=held)
         (share,) = [each for each in json.loads(done.stdout)["shares"] if each["state"] != "left"]
         (device,) = share["devices"]

@@ -226,9 +226,10 @@ def _ceilings_hold(machine: Machine) -> None:
     done = machine(two, user="alice")
     assert done.returncode == 3
     assert "alice (uid 1000) has 1 share" in done.stderr
-    assert "ceilings of bob (uid 1001): memory 10Gi of each GPU" in machine(
-        "allot doctor", user="bob"
-    ).stdout
+    assert (
+        "ceilings of bob (uid 1001): memory 10Gi of each GPU"
+        in machine("allot doctor", user="bob").stdout
+    )
     # Who is not in the group does not come in.
     done = machine("allot ps --state /run/allotment", user="carol")
     assert (done.returncode, "is not readable" in done.stderr) == (2, True), done.stderr
