@@ -125,8 +125,8 @@ def _fill(
         content = gzip.compress(page.read_bytes(), mtime=0)
         _write(root / "usr/share/man/man1" / f"{page.name}.gz", content)
     for shell, paths in _COMPLETIONS.items():
-        for path in paths.values():
-            _write(root / path, _completion(shell))
+        for target in paths.values():
+            _write(root / target, _completion(shell))
     _write(root / DOCUMENTS / "copyright", (ROOT / "LICENSE").read_bytes())
     _write(root / DOCUMENTS / "CHANGELOG.md", (ROOT / "CHANGELOG.md").read_bytes())
     _write(root / DOCUMENTS / "examples/config.yaml", (STATIC / "config.yaml").read_bytes())
@@ -186,7 +186,7 @@ def _settle(root: Path, epoch: int) -> None:
 def _config(
     root: Path, architecture: Architecture, packager: str, number: str, epoch: int
 ) -> dict[str, Any]:
-    """nfpm's configuration: YAML, of which JSON is a part."""
+    """Nfpm's configuration: YAML, of which JSON is a part."""
     python = {
         "deb": [f"python3 (>= {PYTHONS[0]})", f"python3 (<< {TOO_NEW})", "passwd"],
         "rpm": [f"python3 >= {PYTHONS[0]}", f"python3 < {TOO_NEW}", "shadow-utils"],

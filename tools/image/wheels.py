@@ -187,7 +187,17 @@ def install(
     """Lets pip install from a folder of wheels into `packages`, and removes what nothing needs."""
     # The machine's own settings would add other folders of wheels.
     pip = [*_pip(), "--isolated", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    run([*pip, "--find-links", wheels, "--target", packages, *_target(architecture, python), *requirements])
+    run(
+        [
+            *pip,
+            "--find-links",
+            wheels,
+            "--target",
+            packages,
+            *_target(architecture, python),
+            *requirements,
+        ]
+    )
     for path in sorted(packages.rglob("*"), reverse=True):  # a folder after its content
         if path.is_dir():
             if not any(path.iterdir()):

@@ -105,7 +105,7 @@ def create(
         selectors=gpus,
         compute=requested_compute(compute, kind, weight)
         if allowance is None
-        else allowance.filled(compute, kind and ComputeClass(kind), weight),
+        else allowance.filled(compute, ComputeClass(kind) if kind else None, weight),
         may_oversubscribe=oversubscribe,
     )
     order = ShareOrder(

@@ -237,7 +237,7 @@ def command(
         memory = allowance.memory
     asked = requested_compute(compute, kind, weight)
     if allowance is not None and all(trait.takes_turns for trait in traits):
-        asked = allowance.filled(compute, kind and ComputeClass(kind), weight)
+        asked = allowance.filled(compute, ComputeClass(kind) if kind else None, weight)
     if memory is None:
         is_named = any(gpu.lower().startswith("mig-") for gpu in gpus)
         memory = _least_memory(profile, is_slice=is_slice, is_named=is_named)
