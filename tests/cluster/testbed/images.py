@@ -228,9 +228,9 @@ def _source_layer() -> Layer:
         for path in _libraries_of(native.parent.rglob("*.so*")):
             _copy(path, root)
             if path.name.startswith("libc."):
-                for name in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
-                    if (path.parent / name).exists():
-                        _copy(path.parent / name, root)
+                for part in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+                    if (path.parent / part).exists():
+                        _copy(path.parent / part, root)
         _precompile(root)
 
     return make_layer(_FOLDER, _key("source", content.digest()), fill)
