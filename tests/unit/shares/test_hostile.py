@@ -96,15 +96,17 @@ def test_who_cuts_a_file_short_ends_no_agent(tmp_path: Path, native_dir: Path, f
     assert told == "survived\n"
 
 
-# As a user of a folder for all can with the contract: what it cuts short it writes again.
+# As a user of a folder for all can with the contract: what it cuts short it writes again. It leaves
+# it whole for a while, so that some seats can be taken.
 CUTS = """
-import os, sys
+import os, sys, time
 data = open(sys.argv[1], "rb").read()
 print("ready", flush=True)
 while True:
     os.truncate(sys.argv[1], 0)
     with open(sys.argv[1], "r+b") as file:
         file.write(data)
+    time.sleep(0.001)
 """
 
 SEATS = """
