@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from allotment.kube.migrations import MigrationEvidence, NeighbourPod
 
 _CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
-_TOLERATED: Final = {"CriticalAddonsOnly", "nvidia.com/gpu", "allotment.dev/gpu"}
-"""Keys of taints that the chart's agent tolerates by default."""
+_TOLERATED: Final[list[dict[str, str]]] = [
+    {"key": "CriticalAddonsOnly", "operator": "Exists"},
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "allotment.dev/gpu", "operator": "Exists", "effect": "NoSchedule"},
+]
+"""The chart's usual tolerations of the agent."""
+_MPS_LABEL: Final = "nvidia.com/mps.capable"
 _OF_CLUSTER: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Every DaemonSet tolerates these."""
 
@@ -162,7 +167,7 @@ def make_plan(
         nodes=nodes,
         before=(*system.before, *_before(system, reading, is_enforced=is_enforced)),
         after=system.after,
-        notes=(*reading.notes, *evidence.unread),
+        notes=(*reading.notes, *_evicted(evidence, plugins, nodes), *evidence.unread),
     )
 
 
@@ -176,6 +181,26 @@ def _labels_off(system: OldSystem, workload: WorkloadObject) -> dict[str, str | 
     """Return the labels that take a plugin off a node; none: its DaemonSet needs a rule."""
     selector = workload.pod.node_selector or {}
     return {key: value for key, value in system.labels.items() if key in selector}
+
+
+def _evicted(
+    evidence: MigrationEvidence, plugins: Sequence[WorkloadObject], nodes: Sequence[PlannedNode]
+) -> Iterator[str]:
+    """Yield a note for each other DaemonSet that selects a label which `apply` changes."""
+    changed = {
+        key: value
+        for node in nodes
+        for key, value in node.departure.labels.items()
+        if key != _CONFIG_LABEL
+    }
+    for each in evidence.daemon_sets:
+        selector = each.pod.node_selector or {}
+        keys = [key for key in changed if key in selector and selector[key] != changed[key]]
+        if keys and each not in plugins:
+            yield (
+                f"DaemonSet {each} selects nodes by the label {', '.join(keys)}, which `apply`"
+                " changes: its pods leave the moved nodes, too"
+            )
 
 
 def _before(system: OldSystem, reading: CarriedSettings, *, is_enforced: bool) -> Iterator[str]:
@@ -240,13 +265,14 @@ def _nodes(
         if config:
             labels[_CONFIG_LABEL] = config
         users = _users(evidence, system, name, there)
+        ends_pods = _ends_pods(system, node, plugins, there)
         yield PlannedNode(
             name=name,
             state=record.step if record else "old",
             capacity=_offered(system, node),
             config=config or node.labels.get(_CONFIG_LABEL) or reading.default_config,
             pods=users,
-            obstacle="" if record else _obstacle(evidence, system, users),
+            obstacle="" if record else _obstacle(evidence, system, ends_pods, users),
             departure=Departure(
                 node=name,
                 system=system.name,
@@ -254,6 +280,8 @@ def _nodes(
                 annotations=system.annotations,
                 daemon_sets=daemon_sets,
                 resources=system.resources,
+                claims_of=system.claims_of,
+                ends_pods=ends_pods,
             ),
         )
 
@@ -273,12 +301,30 @@ def _users(
     )
 
 
-def _obstacle(evidence: MigrationEvidence, system: OldSystem, users: Sequence[str]) -> str:
+def _ends_pods(
+    system: OldSystem,
+    node: MovedNode,
+    plugins: Sequence[WorkloadObject],
+    there: Sequence[NeighbourPod],
+) -> str:
+    """Return why running pods end or fail when the plugins leave; empty: they run on."""
+    if system.claims_of:
+        return "a claim ends at the driver that prepared it"
+    servers = [each for each in plugins if re.search(system.mps, each.metadata.name)]
+    is_labelled = bool(servers) and node.labels.get(_MPS_LABEL) == "true"
+    if is_labelled or any(pod.is_of(each) for pod in there for each in servers):
+        return "the MPS server leaves with the plugin, and its running clients end"
+    return ""
+
+
+def _obstacle(
+    evidence: MigrationEvidence, system: OldSystem, ends_pods: str, users: Sequence[str]
+) -> str:
     if system.claims_of and evidence.claims is None:
         return "its claims are unknown: this needs the right to list resourceclaims"
-    if not system.claims_of or not users:
+    if not ends_pods or not users:
         return ""
-    return f"a claim ends at the driver that prepared it: drain the node of {', '.join(users[:5])}"
+    return f"{ends_pods}: drain the node of {', '.join(users[:5])}"
 
 
 def _offered(system: OldSystem, node: MovedNode) -> dict[str, str]:
@@ -313,18 +359,16 @@ def _values(
         for node in evidence.nodes
         if node.metadata.name in names
         for taint in node.spec.taints or ()
-        if taint.key not in _TOLERATED
+        if not any(
+            taint.key == each["key"] and each.get("effect") in {None, taint.effect}
+            for each in _TOLERATED
+        )
         and not taint.key.startswith(_OF_CLUSTER)
         and taint.effect in {"NoSchedule", "NoExecute"}
     }
     if tainted:
         more = [{"key": k, "operator": "Exists", "effect": e} for k, e in sorted(tainted)]
-        usual: list[dict[str, str]] = [{"key": "CriticalAddonsOnly", "operator": "Exists"}]
-        usual += [
-            {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-            for key in ("nvidia.com/gpu", "allotment.dev/gpu")
-        ]
-        agent["tolerations"] = usual + more
+        agent["tolerations"] = _TOLERATED + more
     classes = _runtime_classes(plugins)
     if len(classes) == 1:
         (agent["runtimeClassName"],) = classes

@@ -94,6 +94,8 @@ class OldSystem(msgspec.Struct, frozen=True, kw_only=True):
     claims_of: str = ""
     """Its driver of ResourceClaims. A claim ends at the driver that prepared it, so its pods cannot
     stay."""
+    mps: str = r"(?!)"
+    """Pattern of names of its plugins that are MPS servers: running pods end with them."""
     read: Callable[[SystemParts], CarriedSettings]
     before: tuple[str, ...] = ()
     """What the user does before `apply`."""
@@ -474,6 +476,7 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             plugins=r"nvidia-device-plugin|nvidia/k8s-device-plugin|gpu-feature-discovery",
             others=r"gpu-operator",
             resources=r"nvidia\.com/(gpu|mig-).*",
+            mps=r"mps-control-daemon",
             labels={
                 "nvidia.com/gpu.deploy.device-plugin": "false",
                 "nvidia.com/gpu.deploy.gpu-feature-discovery": "false",
@@ -548,8 +551,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
         OldSystem(
             name="tencent",
             title="Tencent's GPU manager",
-            plugins=r"gpu-manager",
-            others=r"gpu-manager|gpu-admission",
+            plugins=r"^gpu-manager(-daemonset)?( |$)|/gpu-manager(:|@| |$)",
+            others=r"(^|[ /])gpu-(manager|admission)",
             resources=r"tencent\.com/vcuda-.*",
             labels={"nvidia-device-enable": None},
             take_over=("tencent",),

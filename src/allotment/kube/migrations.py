@@ -24,6 +24,7 @@ MOVED_LABEL: Final = "allotment.dev/moved-from"
 RECORD: Final = "allotment.dev/migration"
 """The annotation of a node with its `MoveRecord`."""
 DAEMON_SETS: Final = "/apis/apps/v1/daemonsets"
+CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
 _T = TypeVar("_T")
 
@@ -228,6 +229,7 @@ class UsedClaimObject(Narrow):
 
     @property
     def pods(self) -> tuple[str, ...]:
+        """The pods that use it."""
         users = self.status.reserved_for or ()
         space = self.metadata.namespace
         return tuple(f"{space}/{each.name}" for each in users if each.resource == "pods")
@@ -265,6 +267,10 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     daemon_sets: tuple[str, ...]
     resources: str
     """Pattern of the resources that the system's pods ask for."""
+    claims_of: str = ""
+    """The system's driver of ResourceClaims."""
+    ends_pods: str = ""
+    """Why running pods of the system end or fail when its plugins leave; empty: they run on."""
 
 
 class MigrationEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +321,6 @@ async def read_evidence(api: Api) -> MigrationEvidence:
         webhooks=await names("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"),
         runtime_classes=await names("/apis/node.k8s.io/v1/runtimeclasses"),
         device_classes=await names("/apis/resource.k8s.io/v1/deviceclasses"),
-        claims=await optional("/apis/resource.k8s.io/v1/resourceclaims", UsedClaimObject),
+        claims=await optional(CLAIMS, UsedClaimObject),
         unread=tuple(unread),
     )
