@@ -151,6 +151,7 @@ def make_plan(
         is_enforced=is_enforced,
     )
     reading = system.read(parts)
+    reading.settings.extend(_unknown(plugins, reading))
     nodes = tuple(_nodes(evidence, system, plugins, reading))
     here = {name for node in nodes for name in node.departure.daemon_sets}
     return MigrationPlan(
@@ -169,6 +170,32 @@ def make_plan(
         after=system.after,
         notes=(*reading.notes, *_evicted(evidence, plugins, nodes), *evidence.unread),
     )
+
+
+_OF_PROCESS: Final = re.compile(
+    r"--(c|v|vmodule|\w*logtostderr|stderrthreshold|log-.*|kubeconfig|config-file)"
+    r"|KUBECONFIG|PATH|LD_LIBRARY_PATH|HOOK_PATH|N(ODE_NAME|odeName)|(POD_)?NAMESPACE"
+    r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|MIG_MONITOR_DEVICES)"
+    r"|ONESHOT|CONFIG_FILE.*|DEFAULT_CONFIG|SEND_SIGNAL|SIGNAL|PROCESS_TO_SIGNAL"
+)
+"""Flags and variables of a plugin's own process, which say nothing of GPUs."""
+
+
+def _unknown(plugins: Sequence[WorkloadObject], reading: CarriedSettings) -> list[Setting]:
+    """Return flags and variables that no reader looks at."""
+    named = reading.known | {each.name for each in reading.settings}
+    unknown: dict[tuple[str, str], Setting] = {}
+    for each in plugins:
+        where = f"DaemonSet {each}"
+        for container in each.pod.all_containers:
+            for name, value in container.options:
+                if name not in named and not _OF_PROCESS.fullmatch(name):
+                    reason = "`allot migrate` does not know it: look for it in the chart's values"
+                    unknown[where, name] = Setting(where, name, value, reason=reason)
+            for name in container.referred:
+                reason = "its value is in another object: add it to the chart's values"
+                unknown[where, name] = Setting(where, name, "(valueFrom)", reason=reason)
+    return list(unknown.values())
 
 
 def _is_plugin(system: OldSystem, workload: WorkloadObject) -> bool:

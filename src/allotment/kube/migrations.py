@@ -6,6 +6,7 @@ Narrow, like `objects`. Which programs belong to which system is not known here.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -36,9 +37,15 @@ class _Resources(Narrow):
     limits: dict[str, str] | None = None
 
 
+class _VariableSource(Narrow):
+    field_ref: dict[str, Any] | None = None
+    resource_field_ref: dict[str, Any] | None = None
+
+
 class _Variable(Narrow):
     name: str = ""
     value: str | None = None
+    value_from: _VariableSource | None = None
 
 
 class _Container(Narrow):
@@ -47,7 +54,38 @@ class _Container(Narrow):
     command: list[str] | None = None
     args: list[str] | None = None
     env: list[_Variable] | None = None
+    env_from: list[dict[str, Any]] | None = None
     resources: _Resources | None = None
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Its flags and variables with their values: `--memory-unit`, `MiB`."""
+        variables = [(each.name, each.value) for each in self.env or () if each.value is not None]
+        # The entry point of Tencent's image takes flags from this variable.
+        more = [value for name, value in variables if name == "EXTRA_FLAGS"]
+        texts = (*(self.command or ()), *(self.args or ()), *more)
+        words = [word for text in texts for word in text.split()]
+        flags = []
+        for word, following in zip_longest(words, words[1:], fillvalue="-"):
+            name, mark, value = word.partition("=")
+            if not name.startswith("-"):
+                continue
+            if not mark and not following.startswith("-"):
+                value = following
+            # Go's flags may have one dash.
+            flags.append((f"--{name.lstrip('-')}", value))
+        return [*flags, *(each for each in variables if each[0] != "EXTRA_FLAGS")]
+
+    @property
+    def referred(self) -> list[str]:
+        """Its variables whose values are in ConfigMaps or Secrets."""
+        sources = [(each.name, each.value_from) for each in self.env or ()]
+        names = [
+            name
+            for name, source in sources
+            if source and not source.field_ref and not source.resource_field_ref
+        ]
+        return [*names, *(["envFrom"] if self.env_from else ())]
 
 
 class _ConfigMapSource(Narrow):

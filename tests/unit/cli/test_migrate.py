@@ -14,8 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
-from click.testing import CliRunner, Result
-from migrated_cluster import AGENT, MigratedCluster, merged, migrated_http
+from migrated_cluster import AGENT, MigratedCluster, Terminal, merged, migrated_http
 from old_systems import (
     CONFIG_LABEL,
     GPUS,
@@ -34,39 +33,10 @@ from old_systems import (
 from tests.unit.test_chart import render
 
 from allotment.agent.config.parsing import parse
-from allotment.cli import main
 from allotment.cli.migrate_systems import OLD_SYSTEMS
 from allotment.dialects.foreign.settings import SYSTEMS, settings_of
 
-
-class Terminal:
-    """Runs commands against a cluster."""
-
-    def __init__(self, cluster: MigratedCluster, kubeconfig: Path) -> None:
-        self.cluster = cluster
-        self.kubeconfig = kubeconfig
-
-    def run(self, *words: str, answer: str | None = None) -> Result:
-        arguments = ["migrate", *words, "--kubeconfig", str(self.kubeconfig)]
-        return CliRunner().invoke(main, arguments, input=answer)
-
-    def plan(self, *words: str) -> dict[str, Any]:
-        done = self.run("plan", "-o", "json", *words)
-        assert done.exit_code == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        found["values"] = yaml.safe_load(found["values"])
-        found["dialects"] = yaml.safe_load(found["dialects"] or "{}")
-        for node in found["nodes"]:
-            node["labels"] = {each["key"]: each["value"] for each in node["labels"]}
-            node["offers"] = {each["resource"]: each["amount"] for each in node["offers"]}
-        return found
-
-    def settings(self, *words: str) -> dict[str, str]:
-        """What each setting becomes, or why not."""
-        return {
-            each["name"]: each["becomes"] or f"no: {each['reason']}"
-            for each in self.plan(*words)["settings"]
-        }
+BY_MAP = {"name": "MIG_STRATEGY", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}
 
 
 @pytest.fixture
@@ -305,6 +275,31 @@ def test_settings_of_others(terminal: Terminal, system: str, name: str, becomes:
     said = terminal.settings()
     assert said[name].startswith(becomes)
     assert "MPSSupport" not in said
+
+
+@pytest.mark.parametrize(
+    ("system", "part", "name", "becomes"),
+    [
+        ("nvidia", {"args": ["--mig-strategy=single"]}, "--mig-strategy", "agent.configs: flags."),
+        ("nvidia", {"args": ["--pass-device-specs"]}, "--pass-device-specs", "agent.configs: "),
+        ("nvidia", {"args": ["--newer=1"]}, "--newer", "no: `allot migrate` does not know it"),
+        ("nvidia", {"env": [BY_MAP]}, "MIG_STRATEGY", "no: its value is in another object"),
+        ("hami", {"args": ["--device-memory-scaling=2"]}, "deviceMemoryScaling", "--dialects: "),
+        ("hami", {"args": ["--device-split-count", "5"]}, "deviceSplitCount", "no: a GPU takes"),
+        ("hami", {"envFrom": [{"configMapRef": {}}]}, "envFrom", "no: its value is in another"),
+        ("aliyun", {"args": ["-memory-unit", "MiB"]}, "memoryUnit", "--dialects: "),
+        ("tencent", {"env": variables(EXTRA_FLAGS="--x --y=1")}, "--y", "no: `allot migrate` does"),
+    ],
+)
+def test_flags_and_variables(
+    terminal: Terminal, system: str, part: dict[str, Any], name: str, becomes: str
+) -> None:
+    cluster = terminal.cluster
+    MADE[system](cluster)
+    (workload, *_) = cluster.daemon_sets.values()
+    image = "registry.example.com/plugin"
+    workload["spec"]["template"]["spec"]["containers"] = [container(image=image, **part)]
+    assert terminal.settings()[name].startswith(becomes)
 
 
 def test_pods_that_no_scheduler_would_count_hold_their_node(terminal: Terminal) -> None:
