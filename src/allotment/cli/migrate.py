@@ -43,7 +43,7 @@ def command() -> None:
 
     Known systems: NVIDIA's device plugin (nvidia), HAMi (hami), Volcano's vGPU device plugin
     (volcano), Aliyun's gpushare (aliyun), Tencent's GPU manager (tencent) and NVIDIA's DRA driver
-    (nvidia-dra). Running pods are not ended.
+    (nvidia-dra). Running pods run on; a node whose pods would end is refused.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ _enforce_option = click.option(
 _move_options = options(
     click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
     click.option(
-        "--dry-run", is_flag=True, help="Print the steps of each node, and change nothing."
+        "--dry-run", is_flag=True, help="Do the checks, print the nodes, and change nothing."
     ),
     click.option(
         "--timeout",
@@ -136,8 +136,11 @@ def apply(
     """Move nodes to Allotment's agent, one by one; without NODE, all nodes of the old system.
 
     For each node: no new pods (cordon); wait for pods that are starting; the old plugin leaves; the
-    agent starts; new pods again. Running pods are not ended. The first failure stops it, and names
-    the node and its state. After a failure or Ctrl-C, repeat the command: it goes on.
+    agent starts; new pods again. The first failure stops it, and names the node and its state.
+    After a failure or Ctrl-C, repeat the command: it goes on.
+
+    A DaemonSet without a label of its own gets a rule to avoid moved nodes. This replaces its pods
+    on all nodes: a pod that is admitted on another node meanwhile can fail.
 
     \b
     Examples:
@@ -182,8 +185,8 @@ def apply(
 @click.option(
     "--keep-pods",
     is_flag=True,
-    help="Also nodes where pods with allotment.dev/ resources run. The old system does not count"
-    " them.",
+    help="Also nodes where pods with allotment.dev/ resources or ResourceClaims run. The old system"
+    " does not count them.",
 )
 @_move_options
 def back(
@@ -200,7 +203,8 @@ def back(
     """Return nodes to their old system, one by one; without NODE, all nodes that moved.
 
     Labels get the values that they had before. When no node is left, the rule in the old DaemonSets
-    is removed, too. Running pods are not ended, and keep their limits.
+    is removed, too, which replaces their pods on all nodes. Running pods run on, and keep their
+    limits.
 
     \b
     Examples:

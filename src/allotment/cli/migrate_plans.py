@@ -21,8 +21,10 @@ from allotment.cli.migrate_systems import (
     SystemParts,
 )
 from allotment.kube.migrations import AGENT_LABEL, Departure, MovedNode, WorkloadObject
+from allotment.kube.moving import is_shut
 from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_count, meant
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from allotment.kube.migrations import MigrationEvidence, NeighbourPod
@@ -154,6 +156,7 @@ def make_plan(
     reading.settings.extend(_unknown(plugins, reading))
     nodes = tuple(_nodes(evidence, system, plugins, reading))
     here = {name for node in nodes for name in node.departure.daemon_sets}
+    ruled = [each for each in plugins if str(each) in here and not _labels_off(system, each)]
     return MigrationPlan(
         system=system.name,
         title=system.title,
@@ -162,10 +165,8 @@ def make_plan(
         values=_values(evidence, system, plugins, reading, nodes),
         dialects=reading.dialects,
         take_over=system.take_over,
-        shut=tuple(
-            str(each) for each in plugins if str(each) in here and not _labels_off(system, each)
-        ),
-        nodes=nodes,
+        shut=tuple(map(str, ruled)),
+        nodes=tuple(_held(system, ruled, nodes)),
         before=(*system.before, *_before(system, reading, is_enforced=is_enforced)),
         after=system.after,
         notes=(*reading.notes, *_evicted(evidence, plugins, nodes), *evidence.unread),
@@ -238,8 +239,9 @@ def _before(system: OldSystem, reading: CarriedSettings, *, is_enforced: bool) -
     )
     if reading.dialects:
         yield (
-            "the chart has no value for --dialects: install deploy/manifests/scheduler.yaml with"
-            " the sections `dialects` of `allot migrate plan -o json`"
+            "the chart has no value for --dialects: install the chart with scheduler.enabled=false,"
+            " and deploy/manifests/scheduler.yaml with --dialects (the sections `dialects` of"
+            f" `allot migrate plan -o json`) and --take-over={','.join(system.take_over)}"
         )
 
 
@@ -352,6 +354,27 @@ def _obstacle(
     if not ends_pods or not users:
         return ""
     return f"{ends_pods}: drain the node of {', '.join(users[:5])}"
+
+
+def _held(
+    system: OldSystem, ruled: Sequence[WorkloadObject], nodes: Sequence[PlannedNode]
+) -> Iterator[PlannedNode]:
+    """Hold all nodes if a new rule replaces MPS servers that have clients, on any node."""
+    servers = [each for each in ruled if re.search(system.mps, each.metadata.name)]
+    clients = [
+        pod
+        for node in nodes
+        if node.departure.ends_pods and node.state not in {"arriving", "moved"}
+        for pod in node.pods
+    ]
+    obstacle = ""
+    if clients and not all(is_shut(each.pod.affinity) for each in servers):
+        obstacle = (
+            "the rule to avoid moved nodes replaces the MPS servers of all nodes, and their running"
+            f" clients end: drain the nodes of {', '.join(clients[:5])}"
+        )
+    for node in nodes:
+        yield replace(node, obstacle=node.obstacle or obstacle)
 
 
 def _offered(system: OldSystem, node: MovedNode) -> dict[str, str]:
