@@ -338,6 +338,39 @@ def test_a_plugin_without_a_label_avoids_moved_nodes(cluster: MigratedCluster) -
     assert cluster.on("a") == {PLUGIN}
 
 
+@pytest.mark.parametrize("number", range(8))
+def test_a_rule_that_an_upgrade_removed_is_put_back(cluster: MigratedCluster, number: int) -> None:
+    """Also after Ctrl-C before any of the writes: the agent is started again after the plugin."""
+
+    async def apply(mover: Mover) -> None:
+        await mover.take_agents_off([PLUGIN])
+        await mover.shut_out([PLUGIN])
+        await mover.take_over(leaving(labels={}))
+
+    cluster.add_daemon_set(PLUGIN, image="k8s-device-plugin")
+    do(cluster, apply)
+    cluster.add_daemon_set(PLUGIN, image="k8s-device-plugin")
+    assert cluster.on("a") == {AGENT, PLUGIN}
+    count = 0
+
+    def look(path: str) -> None:
+        nonlocal count
+        count += 1
+        if count == number + 1:
+            raise KeyboardInterrupt
+        assert "/daemonsets/" not in path or AGENT not in cluster.on("a")
+
+    cluster.on_write = look
+    try:
+        do(cluster, apply)
+    except KeyboardInterrupt:
+        do(cluster, apply)
+    else:
+        assert number == 7
+    assert cluster.on("a") == {AGENT}
+    assert not cluster.is_cordoned("a")
+
+
 def test_a_rule_goes_into_each_term(cluster: MigratedCluster) -> None:
     """Terms are alternatives: one without the rule would let the plugin in."""
     terms = [{"matchExpressions": [{"key": key, "operator": "Exists"}]} for key in (LABEL, "other")]
