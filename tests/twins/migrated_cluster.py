@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+import yaml
 from api_server_twin import Reply, api_of
+from click.testing import CliRunner, Result
 
+from allotment.cli import main
 from allotment.kube.clients import Api, HttpRequest
 
 Json = dict[str, Any]
@@ -327,3 +330,33 @@ def migrated_http(cluster: MigratedCluster, folder: Path) -> Iterator[Path]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class Terminal:
+    """Runs `allot migrate` against a cluster."""
+
+    def __init__(self, cluster: MigratedCluster, kubeconfig: Path) -> None:
+        self.cluster = cluster
+        self.kubeconfig = kubeconfig
+
+    def run(self, *words: str, answer: str | None = None) -> Result:
+        arguments = ["migrate", *words, "--kubeconfig", str(self.kubeconfig)]
+        return CliRunner().invoke(main, arguments, input=answer)
+
+    def plan(self, *words: str) -> dict[str, Any]:
+        done = self.run("plan", "-o", "json", *words)
+        assert done.exit_code == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        found["values"] = yaml.safe_load(found["values"])
+        found["dialects"] = yaml.safe_load(found["dialects"] or "{}")
+        for node in found["nodes"]:
+            node["labels"] = {each["key"]: each["value"] for each in node["labels"]}
+            node["offers"] = {each["resource"]: each["amount"] for each in node["offers"]}
+        return found
+
+    def settings(self, *words: str) -> dict[str, str]:
+        """What each setting becomes, or why not."""
+        return {
+            each["name"]: each["becomes"] or f"no: {each['reason']}"
+            for each in self.plan(*words)["settings"]
+        }

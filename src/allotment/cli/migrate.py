@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from allotment.kube.moving import Mover
 
 _RIGHTS: Final = (
-    "list nodes, pods, daemonsets and configmaps, and patch nodes, their status and daemonsets"
+    "list nodes, pods, daemonsets, configmaps and resourceclaims, get nodes, daemonsets and"
+    " deployments, and patch nodes, their status and daemonsets"
 )
 _CHECK: Final = "patch nodes"
 _NAMED: Final = 5
@@ -42,7 +43,7 @@ def command() -> None:
 
     Known systems: NVIDIA's device plugin (nvidia), HAMi (hami), Volcano's vGPU device plugin
     (volcano), Aliyun's gpushare (aliyun), Tencent's GPU manager (tencent) and NVIDIA's DRA driver
-    (nvidia-dra). Running pods are not ended.
+    (nvidia-dra). Running pods run on; a node whose pods would end is refused.
 
     \b
     Examples:
@@ -68,7 +69,7 @@ _enforce_option = click.option(
 _move_options = options(
     click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
     click.option(
-        "--dry-run", is_flag=True, help="Print the steps of each node, and change nothing."
+        "--dry-run", is_flag=True, help="Do the checks, print the nodes, and change nothing."
     ),
     click.option(
         "--timeout",
@@ -135,8 +136,11 @@ def apply(
     """Move nodes to Allotment's agent, one by one; without NODE, all nodes of the old system.
 
     For each node: no new pods (cordon); wait for pods that are starting; the old plugin leaves; the
-    agent starts; new pods again. Running pods are not ended. The first failure stops it, and names
-    the node and its state. After a failure or Ctrl-C, repeat the command: it goes on.
+    agent starts; new pods again. The first failure stops it, and names the node and its state.
+    After a failure or Ctrl-C, repeat the command: it goes on.
+
+    A DaemonSet without a label of its own gets a rule to avoid moved nodes. This replaces its pods
+    on all nodes: a pod that is admitted on another node meanwhile can fail.
 
     \b
     Examples:
@@ -152,19 +156,27 @@ def apply(
             hint="drain it, or name other nodes: allot migrate apply NODE...",
         )
     _print_steps(found, chosen)
-    if dry_run or not chosen or not _is_confirmed(chosen, yes=yes, to="Allotment"):
+    if not chosen or not (dry_run or _is_confirmed(chosen, yes=yes, to="Allotment")):
         return
 
-    async def move(mover: Mover) -> None:
+    async def check(mover: Mover) -> None:
         await mover.check_agent()
         if found.take_over and any(node.pods and node.state != "moved" for node in chosen):
             await mover.check_counted(found.take_over)
-        await mover.shut_out(found.shut)
-        for node in chosen:
-            if not await mover.take_over(node.departure):
-                click.echo(f"node {node.name}: moved before")
 
-    _move(kubeconfig, context, move, timeout_ns=timeout_ns, namespace=system_namespace)
+    async def move(mover: Mover) -> None:
+        await check(mover)
+        again = await mover.take_agents_off(found.shut)
+        await mover.shut_out(found.shut)
+        for node in found.nodes:
+            if (node in chosen or node.name in again) and not await mover.take_over(node.departure):
+                click.echo(f"node {node.name}: already moved")
+
+    run = _Run(kubeconfig, context, timeout_ns=timeout_ns, namespace=system_namespace)
+    if dry_run:
+        run.look(check)
+        return
+    run.move(move)
     click.echo(f"{format_count(len(chosen), 'node')} moved from {found.title}")
 
 
@@ -173,8 +185,8 @@ def apply(
 @click.option(
     "--keep-pods",
     is_flag=True,
-    help="Also nodes where pods with allotment.dev/ resources run. The old system does not count"
-    " them.",
+    help="Also nodes where pods with allotment.dev/ resources or ResourceClaims run. The old system"
+    " does not count them.",
 )
 @_move_options
 def back(
@@ -191,7 +203,8 @@ def back(
     """Return nodes to their old system, one by one; without NODE, all nodes that moved.
 
     Labels get the values that they had before. When no node is left, the rule in the old DaemonSets
-    is removed, too. Running pods are not ended, and keep their limits.
+    is removed, too, which replaces their pods on all nodes. Running pods run on, and keep their
+    limits.
 
     \b
     Examples:
@@ -199,27 +212,30 @@ def back(
       kubectl allot migrate back --dry-run
     """  # noqa: D301 - click's mark
     moved = _read_moved(kubeconfig, context)
-    chosen = [name for name in moved if not nodes or name in nodes]
-    missing = [name for name in nodes if name not in moved]
-    if missing:
-        raise NotFoundError(
-            f"node {missing[0]} was not moved by `allot migrate apply`",
-            hint=f"nodes that were: {', '.join(list(moved)[:_NAMED]) or 'none'}",
-        )
+    chosen = _chosen_moved(moved, nodes)
     for name in chosen:
         click.echo(f"node {name}: to {moved[name]}")
     if not chosen:
         click.echo("no node was moved by `allot migrate apply`")
-    if dry_run or not chosen or not _is_confirmed(chosen, yes=yes, to="the old system"):
-        return
+
+    async def check(mover: Mover) -> None:
+        for name in chosen:
+            await mover.check_back(name, keeps_pods=keep_pods)
 
     async def move(mover: Mover) -> None:
         for name in chosen:
             await mover.give_back(name, keeps_pods=keep_pods)
+        # Also without a node: a move that stopped early, or of nodes deleted since, left the rule.
         await mover.let_in()
 
-    _move(kubeconfig, context, move, timeout_ns=timeout_ns, namespace=system_namespace)
-    click.echo(f"{format_count(len(chosen), 'node')} returned")
+    run = _Run(kubeconfig, context, timeout_ns=timeout_ns, namespace=system_namespace)
+    if dry_run:
+        run.look(check)
+    elif not chosen:
+        run.move(move)
+    elif _is_confirmed(chosen, yes=yes, to="the old system"):
+        run.move(move)
+        click.echo(f"{format_count(len(chosen), 'node')} returned")
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -248,37 +264,45 @@ def _read_moved(kubeconfig: Path | None, context: str | None) -> dict[str, str]:
     return {node.metadata.name: node.record.system for node in evidence.nodes if node.record}
 
 
-def _move(
-    kubeconfig: Path | None,
-    context: str | None,
-    move: Callable[[Mover], Awaitable[None]],
-    *,
-    timeout_ns: int,
-    namespace: str,
-) -> None:
-    from allotment.cli.uninstall import agent_fields
-    from allotment.kube.errors import KubeError
-    from allotment.kube.moving import Mover
+class _Run:
+    """Runs steps of a `Mover`."""
 
-    async def moved(api: Api) -> None:
-        mover = Mover(
-            api,
-            report=click.echo,
-            timeout_s=timeout_ns / 1e9,
-            namespace=namespace,
-            agent_fields=agent_fields(),
-        )
-        await move(mover)
+    def __init__(
+        self, kubeconfig: Path | None, context: str | None, *, timeout_ns: int, namespace: str
+    ) -> None:
+        self._kubeconfig, self._context = kubeconfig, context
+        self._timeout_s, self._namespace = timeout_ns / 1e9, namespace
 
-    try:
-        read_of_cluster(kubeconfig, context, moved, rights=_RIGHTS, check=_CHECK)
-    except (KeyboardInterrupt, KubeError):
-        click.echo(
-            "stopped: the last node above may be closed to new pods. Repeat the command to go on,"
-            " or run `allot migrate back`",
-            err=True,
-        )
-        raise
+    def look(self, check: Callable[[Mover], Awaitable[None]]) -> None:
+        """Do what writes nothing."""
+        from allotment.cli.uninstall import agent_fields
+        from allotment.kube.moving import Mover
+
+        async def with_mover(api: Api) -> None:
+            mover = Mover(
+                api,
+                report=click.echo,
+                timeout_s=self._timeout_s,
+                namespace=self._namespace,
+                agent_fields=agent_fields(),
+            )
+            await check(mover)
+
+        read_of_cluster(self._kubeconfig, self._context, with_mover, rights=_RIGHTS, check=_CHECK)
+
+    def move(self, move: Callable[[Mover], Awaitable[None]]) -> None:
+        """Say after a failure in the middle that a node may be cordoned."""
+        from allotment.kube.errors import KubeError
+
+        try:
+            self.look(move)
+        except (KeyboardInterrupt, KubeError):
+            click.echo(
+                "stopped: the last node above may be cordoned. Repeat the command to go on,"
+                " or run `allot migrate back`",
+                err=True,
+            )
+            raise
 
 
 def _chosen(found: MigrationPlan, names: Sequence[str]) -> list[PlannedNode]:
@@ -290,6 +314,16 @@ def _chosen(found: MigrationPlan, names: Sequence[str]) -> list[PlannedNode]:
             hint=f"its nodes: {', '.join(sorted(known)[:_NAMED]) or 'none'}",
         )
     return [node for node in found.nodes if not names or node.name in names]
+
+
+def _chosen_moved(moved: dict[str, str], names: Sequence[str]) -> list[str]:
+    missing = [name for name in names if name not in moved]
+    if missing:
+        raise NotFoundError(
+            f"node {missing[0]} was not moved by `allot migrate apply`",
+            hint=f"nodes that were: {', '.join(list(moved)[:_NAMED]) or 'none'}",
+        )
+    return [name for name in moved if not names or name in names]
 
 
 def _is_confirmed(nodes: Sequence[object], *, yes: bool, to: str) -> bool:

@@ -21,15 +21,22 @@ from allotment.cli.migrate_systems import (
     SystemParts,
 )
 from allotment.kube.migrations import AGENT_LABEL, Departure, MovedNode, WorkloadObject
+from allotment.kube.moving import is_shut
 from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_count, meant
+from allotment.model.structs import replace
 
 if TYPE_CHECKING:
     from allotment.kube.migrations import MigrationEvidence, NeighbourPod
 
 _CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
-_TOLERATED: Final = {"CriticalAddonsOnly", "nvidia.com/gpu", "allotment.dev/gpu"}
-"""Keys of taints that the chart's agent tolerates by default."""
+_TOLERATED: Final[list[dict[str, str]]] = [
+    {"key": "CriticalAddonsOnly", "operator": "Exists"},
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "allotment.dev/gpu", "operator": "Exists", "effect": "NoSchedule"},
+]
+"""The chart's usual tolerations of the agent."""
+_MPS_LABEL: Final = "nvidia.com/mps.capable"
 _OF_CLUSTER: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Every DaemonSet tolerates these."""
 
@@ -146,8 +153,10 @@ def make_plan(
         is_enforced=is_enforced,
     )
     reading = system.read(parts)
+    reading.settings.extend(_unknown(plugins, reading))
     nodes = tuple(_nodes(evidence, system, plugins, reading))
     here = {name for node in nodes for name in node.departure.daemon_sets}
+    ruled = [each for each in plugins if str(each) in here and not _labels_off(system, each)]
     return MigrationPlan(
         system=system.name,
         title=system.title,
@@ -156,14 +165,38 @@ def make_plan(
         values=_values(evidence, system, plugins, reading, nodes),
         dialects=reading.dialects,
         take_over=system.take_over,
-        shut=tuple(
-            str(each) for each in plugins if str(each) in here and not _labels_off(system, each)
-        ),
-        nodes=nodes,
+        shut=tuple(map(str, ruled)),
+        nodes=tuple(_held(system, ruled, nodes)),
         before=(*system.before, *_before(system, reading, is_enforced=is_enforced)),
         after=system.after,
-        notes=(*reading.notes, *evidence.unread),
+        notes=(*reading.notes, *_evicted(evidence, plugins, nodes), *evidence.unread),
     )
+
+
+_OF_PROCESS: Final = re.compile(
+    r"--(c|v|vmodule|\w*logtostderr|stderrthreshold|log-.*|kubeconfig|config-file)"
+    r"|KUBECONFIG|PATH|LD_LIBRARY_PATH|HOOK_PATH|N(ODE_NAME|odeName)|(POD_)?NAMESPACE"
+    r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|MIG_MONITOR_DEVICES)"
+    r"|ONESHOT|CONFIG_FILE.*|DEFAULT_CONFIG|SEND_SIGNAL|SIGNAL|PROCESS_TO_SIGNAL"
+)
+"""Flags and variables of a plugin's own process, which say nothing of GPUs."""
+
+
+def _unknown(plugins: Sequence[WorkloadObject], reading: CarriedSettings) -> list[Setting]:
+    """Return flags and variables that no reader looks at."""
+    named = reading.known | {each.name for each in reading.settings}
+    unknown: dict[tuple[str, str], Setting] = {}
+    for each in plugins:
+        where = f"DaemonSet {each}"
+        for container in each.pod.all_containers:
+            for name, value in container.options:
+                if name not in named and not _OF_PROCESS.fullmatch(name):
+                    reason = "`allot migrate` does not know it: look for it in the chart's values"
+                    unknown[where, name] = Setting(where, name, value, reason=reason)
+            for name in container.referred:
+                reason = "its value is in another object: add it to the chart's values"
+                unknown[where, name] = Setting(where, name, "(valueFrom)", reason=reason)
+    return list(unknown.values())
 
 
 def _is_plugin(system: OldSystem, workload: WorkloadObject) -> bool:
@@ -178,6 +211,26 @@ def _labels_off(system: OldSystem, workload: WorkloadObject) -> dict[str, str | 
     return {key: value for key, value in system.labels.items() if key in selector}
 
 
+def _evicted(
+    evidence: MigrationEvidence, plugins: Sequence[WorkloadObject], nodes: Sequence[PlannedNode]
+) -> Iterator[str]:
+    """Yield a note for each other DaemonSet that selects a label which `apply` changes."""
+    changed = {
+        key: value
+        for node in nodes
+        for key, value in node.departure.labels.items()
+        if key != _CONFIG_LABEL
+    }
+    for each in evidence.daemon_sets:
+        selector = each.pod.node_selector or {}
+        keys = [key for key in changed if key in selector and selector[key] != changed[key]]
+        if keys and each not in plugins:
+            yield (
+                f"DaemonSet {each} selects nodes by the label {', '.join(keys)}, which `apply`"
+                " changes: its pods leave the moved nodes, too"
+            )
+
+
 def _before(system: OldSystem, reading: CarriedSettings, *, is_enforced: bool) -> Iterator[str]:
     words = f"--from {system.name}{' --enforce' if is_enforced else ''} -o values"
     yield (
@@ -186,8 +239,9 @@ def _before(system: OldSystem, reading: CarriedSettings, *, is_enforced: bool) -
     )
     if reading.dialects:
         yield (
-            "the chart has no value for --dialects: install deploy/manifests/scheduler.yaml with"
-            " the sections `dialects` of `allot migrate plan -o json`"
+            "the chart has no value for --dialects: install the chart with scheduler.enabled=false,"
+            " and deploy/manifests/scheduler.yaml with --dialects (the sections `dialects` of"
+            f" `allot migrate plan -o json`) and --take-over={','.join(system.take_over)}"
         )
 
 
@@ -240,13 +294,14 @@ def _nodes(
         if config:
             labels[_CONFIG_LABEL] = config
         users = _users(evidence, system, name, there)
+        ends_pods = _ends_pods(system, node, plugins, there)
         yield PlannedNode(
             name=name,
             state=record.step if record else "old",
             capacity=_offered(system, node),
             config=config or node.labels.get(_CONFIG_LABEL) or reading.default_config,
             pods=users,
-            obstacle="" if record else _obstacle(evidence, system, users),
+            obstacle="" if record else _obstacle(evidence, system, ends_pods, users),
             departure=Departure(
                 node=name,
                 system=system.name,
@@ -254,6 +309,8 @@ def _nodes(
                 annotations=system.annotations,
                 daemon_sets=daemon_sets,
                 resources=system.resources,
+                claims_of=system.claims_of,
+                ends_pods=ends_pods,
             ),
         )
 
@@ -273,12 +330,51 @@ def _users(
     )
 
 
-def _obstacle(evidence: MigrationEvidence, system: OldSystem, users: Sequence[str]) -> str:
+def _ends_pods(
+    system: OldSystem,
+    node: MovedNode,
+    plugins: Sequence[WorkloadObject],
+    there: Sequence[NeighbourPod],
+) -> str:
+    """Return why running pods end or fail when the plugins leave; empty: they run on."""
+    if system.claims_of:
+        return "a claim ends at the driver that prepared it"
+    servers = [each for each in plugins if re.search(system.mps, each.metadata.name)]
+    is_labelled = bool(servers) and node.labels.get(_MPS_LABEL) == "true"
+    if is_labelled or any(pod.is_of(each) for pod in there for each in servers):
+        return "the MPS server leaves with the plugin, and its running clients end"
+    return ""
+
+
+def _obstacle(
+    evidence: MigrationEvidence, system: OldSystem, ends_pods: str, users: Sequence[str]
+) -> str:
     if system.claims_of and evidence.claims is None:
         return "its claims are unknown: this needs the right to list resourceclaims"
-    if not system.claims_of or not users:
+    if not ends_pods or not users:
         return ""
-    return f"a claim ends at the driver that prepared it: drain the node of {', '.join(users[:5])}"
+    return f"{ends_pods}: drain the node of {', '.join(users[:5])}"
+
+
+def _held(
+    system: OldSystem, ruled: Sequence[WorkloadObject], nodes: Sequence[PlannedNode]
+) -> Iterator[PlannedNode]:
+    """Hold all nodes if a new rule replaces MPS servers that have clients, on any node."""
+    servers = [each for each in ruled if re.search(system.mps, each.metadata.name)]
+    clients = [
+        pod
+        for node in nodes
+        if node.departure.ends_pods and node.state not in {"arriving", "moved"}
+        for pod in node.pods
+    ]
+    obstacle = ""
+    if clients and not all(is_shut(each.pod.affinity) for each in servers):
+        obstacle = (
+            "the rule to avoid moved nodes replaces the MPS servers of all nodes, and their running"
+            f" clients end: drain the nodes of {', '.join(clients[:5])}"
+        )
+    for node in nodes:
+        yield replace(node, obstacle=node.obstacle or obstacle)
 
 
 def _offered(system: OldSystem, node: MovedNode) -> dict[str, str]:
@@ -313,18 +409,16 @@ def _values(
         for node in evidence.nodes
         if node.metadata.name in names
         for taint in node.spec.taints or ()
-        if taint.key not in _TOLERATED
+        if not any(
+            taint.key == each["key"] and each.get("effect") in {None, taint.effect}
+            for each in _TOLERATED
+        )
         and not taint.key.startswith(_OF_CLUSTER)
         and taint.effect in {"NoSchedule", "NoExecute"}
     }
     if tainted:
         more = [{"key": k, "operator": "Exists", "effect": e} for k, e in sorted(tainted)]
-        usual: list[dict[str, str]] = [{"key": "CriticalAddonsOnly", "operator": "Exists"}]
-        usual += [
-            {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-            for key in ("nvidia.com/gpu", "allotment.dev/gpu")
-        ]
-        agent["tolerations"] = usual + more
+        agent["tolerations"] = _TOLERATED + more
     classes = _runtime_classes(plugins)
     if len(classes) == 1:
         (agent["runtimeClassName"],) = classes

@@ -52,6 +52,8 @@ class CarriedSettings(msgspec.Struct):
     node_configs: dict[str, str] = msgspec.field(default_factory=dict)
     """Configurations of single nodes, by node."""
     notes: list[str] = msgspec.field(default_factory=list)
+    known: set[str] = msgspec.field(default_factory=set)
+    """Flags and variables that the reader looks at, also those with the usual value."""
 
     def carry(self, where: str, name: str, value: object, becomes: str) -> None:
         self.settings.append(Setting(where, name, _shown(value), becomes))
@@ -94,6 +96,8 @@ class OldSystem(msgspec.Struct, frozen=True, kw_only=True):
     claims_of: str = ""
     """Its driver of ResourceClaims. A claim ends at the driver that prepared it, so its pods cannot
     stay."""
+    mps: str = r"(?!)"
+    """Pattern of names of its plugins that are MPS servers: running pods end with them."""
     read: Callable[[SystemParts], CarriedSettings]
     before: tuple[str, ...] = ()
     """What the user does before `apply`."""
@@ -109,12 +113,7 @@ def _programs(workloads: Sequence[WorkloadObject]) -> Iterator[tuple[WorkloadObj
     """Yield each flag and variable of the containers: `--memory-unit`, `MiB`."""
     for workload in workloads:
         for each in workload.pod.all_containers:
-            for word in (*(each.command or ()), *(each.args or ())):
-                name, _, value = word.partition("=")
-                yield workload, name, value
-            for variable in each.env or ():
-                if variable.value is not None:
-                    yield workload, variable.name, variable.value
+            yield from ((workload, name, value) for name, value in each.options)
 
 
 def _map_name(each: ConfigMapObject) -> str:
@@ -164,11 +163,16 @@ def _nvidia_variables(parts: SystemParts, reading: CarriedSettings) -> dict[str,
     words = {name: (str(workload), value) for workload, name, value in _programs(parts.daemon_sets)}
     given: dict[str, object] = {}
     for option in NVIDIA_OPTIONS:
-        name = next((each for each in option.env if words.get(each, ("", ""))[1]), "")
+        flags = [f"--{each}" for each in (option.flag, *option.aliases)]
+        reading.known.update((*flags, *option.env))
+        name = next((each for each in (*flags, *option.env) if each in words), "")
+        where, value = words.get(name, ("", ""))
+        where = f"DaemonSet {where}"
+        if name in flags and not value and option.kind == "bool":
+            value = "true"
         usual = "envvar" if option.flag == "device-list-strategy" else option.default
-        if not name or option.key is None or words[name][1] == usual:
+        if not value or option.key is None or value == usual:
             continue
-        where, value = f"DaemonSet {words[name][0]}", words[name][1]
         if option.no_effect:
             reading.drop(where, name, value, option.no_effect)
         else:
@@ -263,11 +267,10 @@ def _read_hami(parts: SystemParts) -> CarriedSettings:
         if key and value:
             _into_dialect(reading, "hami", f"Deployment {workload}", {key: value})
     for workload, name, value in _programs(parts.daemon_sets):
-        where = f"DaemonSet {workload}"
-        if name == "--disable-core-limit" and value == "true":
-            _into_dialect(reading, "hami", where, {"disableCoreLimit": True})
-        elif name == "--mig-strategy" and value not in {"", "none"}:
-            reading.drop(where, name, value, "slices are cut on request: see `modes` of a rule")
+        if name == "--mig-strategy" and value not in {"", "none"}:
+            reason = "slices are cut on request: see `modes` of a rule"
+            reading.drop(f"DaemonSet {workload}", name, value, reason)
+    reading.known.add("--mig-strategy")
     return reading
 
 
@@ -289,9 +292,23 @@ def _deviceshare(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
                 yield from (plugin.get("arguments") or {}).items()
 
 
+_VGPU_FLAGS: Final = {
+    "--device-memory-scaling": "deviceMemoryScaling",
+    "--device-split-count": "deviceSplitCount",
+    "--device-cores-scaling": "deviceCoreScaling",
+    "--disable-core-limit": "disableCoreLimit",
+    "--gpu-memory-factor": "gpuMemoryFactor",
+}
+
+
 def _read_vgpu(parts: SystemParts, dialect: str) -> CarriedSettings:
     """Read `device-config.yaml` (the cluster's settings) and `config.json` (those of nodes)."""
     reading = CarriedSettings()
+    for workload, name, value in _programs(parts.daemon_sets):
+        if name in _VGPU_FLAGS:
+            flag = {_VGPU_FLAGS[name]: (_document(f"it: {value}") or {}).get("it")}
+            _into_dialect(reading, dialect, f"DaemonSet {workload}", flag)
+    reading.known.update(_VGPU_FLAGS)
     for each in parts.config_maps:
         data = each.data or {}
         document = _document(data.get("device-config.yaml", "")) or {}
@@ -367,7 +384,7 @@ def _into_node(reading: CarriedSettings, where: str, entry: Mapping[str, Any]) -
 
 
 def _read_aliyun(parts: SystemParts) -> CarriedSettings:
-    reading = CarriedSettings()
+    reading = CarriedSettings(known={"--memory-unit"})
     for workload, name, value in _programs(parts.daemon_sets):
         if name == "--memory-unit" and value:
             if value == "GiB":
@@ -393,13 +410,9 @@ _TENCENT_FLAGS: Final = {
 
 def _read_tencent(parts: SystemParts) -> CarriedSettings:
     reading = CarriedSettings()
-    for workload, name, value in _programs(parts.daemon_sets):
-        # The image's entry point takes its flags from variables, too.
-        words = value.split() if name == "EXTRA_FLAGS" else [f"{name}={value}"]
-        for word in words:
-            flag, _, text = word.partition("=")
-            if flag in _TENCENT_FLAGS:
-                reading.drop(f"DaemonSet {workload}", flag, text, _TENCENT_FLAGS[flag])
+    for workload, flag, value in _programs(parts.daemon_sets):
+        if flag in _TENCENT_FLAGS:
+            reading.drop(f"DaemonSet {workload}", flag, value, _TENCENT_FLAGS[flag])
     return reading
 
 
@@ -429,6 +442,7 @@ allotment:
 
 def _read_dra(parts: SystemParts) -> CarriedSettings:
     reading = CarriedSettings(configs={"dra": _CLAIMS}, default_config="dra")
+    reading.known = {"FEATURE_GATES", "--feature-gates"}
     reading.values = {"scheduler": {"enabled": False}, "kubeScheduler": {"enabled": False}}
     seen = set()
     for workload, name, value in _programs(parts.daemon_sets):
@@ -474,6 +488,7 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
             plugins=r"nvidia-device-plugin|nvidia/k8s-device-plugin|gpu-feature-discovery",
             others=r"gpu-operator",
             resources=r"nvidia\.com/(gpu|mig-).*",
+            mps=r"mps-control-daemon",
             labels={
                 "nvidia.com/gpu.deploy.device-plugin": "false",
                 "nvidia.com/gpu.deploy.gpu-feature-discovery": "false",
@@ -548,8 +563,8 @@ OLD_SYSTEMS: Final[Mapping[str, OldSystem]] = {
         OldSystem(
             name="tencent",
             title="Tencent's GPU manager",
-            plugins=r"gpu-manager",
-            others=r"gpu-manager|gpu-admission",
+            plugins=r"^gpu-manager(-daemonset)?( |$)|/gpu-manager(:|@| |$)",
+            others=r"(^|[ /])gpu-(manager|admission)",
             resources=r"tencent\.com/vcuda-.*",
             labels={"nvidia-device-enable": None},
             take_over=("tencent",),

@@ -6,6 +6,7 @@ Narrow, like `objects`. Which programs belong to which system is not known here.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ MOVED_LABEL: Final = "allotment.dev/moved-from"
 RECORD: Final = "allotment.dev/migration"
 """The annotation of a node with its `MoveRecord`."""
 DAEMON_SETS: Final = "/apis/apps/v1/daemonsets"
+CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
 _T = TypeVar("_T")
 
@@ -35,9 +37,15 @@ class _Resources(Narrow):
     limits: dict[str, str] | None = None
 
 
+class _VariableSource(Narrow):
+    field_ref: dict[str, Any] | None = None
+    resource_field_ref: dict[str, Any] | None = None
+
+
 class _Variable(Narrow):
     name: str = ""
     value: str | None = None
+    value_from: _VariableSource | None = None
 
 
 class _Container(Narrow):
@@ -46,7 +54,38 @@ class _Container(Narrow):
     command: list[str] | None = None
     args: list[str] | None = None
     env: list[_Variable] | None = None
+    env_from: list[dict[str, Any]] | None = None
     resources: _Resources | None = None
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Its flags and variables with their values: `--memory-unit`, `MiB`."""
+        variables = [(each.name, each.value) for each in self.env or () if each.value is not None]
+        # The entry point of Tencent's image takes flags from this variable.
+        more = [value for name, value in variables if name == "EXTRA_FLAGS"]
+        texts = (*(self.command or ()), *(self.args or ()), *more)
+        words = [word for text in texts for word in text.split()]
+        flags = []
+        for word, following in zip_longest(words, words[1:], fillvalue="-"):
+            name, mark, value = word.partition("=")
+            if not name.startswith("-"):
+                continue
+            if not mark and not following.startswith("-"):
+                value = following
+            # Go's flags may have one dash.
+            flags.append((f"--{name.lstrip('-')}", value))
+        return [*flags, *(each for each in variables if each[0] != "EXTRA_FLAGS")]
+
+    @property
+    def referred(self) -> list[str]:
+        """Its variables whose values are in ConfigMaps or Secrets."""
+        sources = [(each.name, each.value_from) for each in self.env or ()]
+        names = [
+            name
+            for name, source in sources
+            if source and not source.field_ref and not source.resource_field_ref
+        ]
+        return [*names, *(["envFrom"] if self.env_from else ())]
 
 
 class _ConfigMapSource(Narrow):
@@ -228,6 +267,7 @@ class UsedClaimObject(Narrow):
 
     @property
     def pods(self) -> tuple[str, ...]:
+        """The pods that use it."""
         users = self.status.reserved_for or ()
         space = self.metadata.namespace
         return tuple(f"{space}/{each.name}" for each in users if each.resource == "pods")
@@ -265,6 +305,10 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     daemon_sets: tuple[str, ...]
     resources: str
     """Pattern of the resources that the system's pods ask for."""
+    claims_of: str = ""
+    """The system's driver of ResourceClaims."""
+    ends_pods: str = ""
+    """Why running pods of the system end or fail when its plugins leave; empty: they run on."""
 
 
 class MigrationEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +359,6 @@ async def read_evidence(api: Api) -> MigrationEvidence:
         webhooks=await names("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"),
         runtime_classes=await names("/apis/node.k8s.io/v1/runtimeclasses"),
         device_classes=await names("/apis/resource.k8s.io/v1/deviceclasses"),
-        claims=await optional("/apis/resource.k8s.io/v1/resourceclaims", UsedClaimObject),
+        claims=await optional(CLAIMS, UsedClaimObject),
         unread=tuple(unread),
     )

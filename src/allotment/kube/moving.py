@@ -14,9 +14,11 @@ import msgspec
 
 from allotment.kube.clients import Api, PatchKind, find, read, read_and_write
 from allotment.kube.components import SYSTEM
+from allotment.kube.errors import ObjectMissingError
 from allotment.kube.live import listed
 from allotment.kube.migrations import (
     AGENT_LABEL,
+    CLAIMS,
     DAEMON_SETS,
     MOVED_LABEL,
     RECORD,
@@ -24,6 +26,7 @@ from allotment.kube.migrations import (
     MovedNode,
     MoveRecord,
     NeighbourPod,
+    UsedClaimObject,
     WorkloadObject,
 )
 from allotment.kube.nodes import Wanted, remove_fields
@@ -34,6 +37,9 @@ AGENT_SET: Final = "allotment-agent"
 SCHEDULER_SET: Final = "allotment-scheduler"
 _TAKE_OVER: Final = "--take-over="
 _OURS: Final = "allotment.dev/"
+_DRIVERS: Final = ("gpu.allotment.dev", "gpu.nvidia.com")
+"""Names under which an agent serves ResourceClaims."""
+_ANY: Final = rf"nvidia\.com/.*|{re.escape(_OURS)}.*"
 _RULE: Final = {"key": MOVED_LABEL, "operator": "DoesNotExist"}
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _TERMS: Final = "nodeSelectorTerms"
@@ -155,6 +161,33 @@ class Mover:
                 hint="install it with the plan's values (scheduler.takeOver), or drain the nodes",
             )
 
+    async def take_agents_off(self, names: Sequence[str]) -> set[str]:
+        """Take the agent off moved nodes where one of these plugins is, too; return the nodes.
+
+        An upgrade of the old chart removes the rule. When the plugin then leaves, the kubelet ends
+        the agent's registration with it: `take_over` has to start the agent again.
+        """
+        sets = [each for name in names if (each := await self._set(name)) is not None]
+        old = [each for each in sets if not is_shut(each.pod.affinity)]
+        nodes = await listed(self._api, "/api/v1/nodes", MovedNode, asked="list nodes")
+        both = set()
+        for node in nodes if old else ():
+            name, record = node.metadata.name, node.record
+            if record is None or AGENT_LABEL not in node.labels:
+                continue
+            if not any(pod.is_of(each) for pod in await self._pods(name) for each in old):
+                continue
+            self._report(f"node {name}: the old plugin is there again")
+            cordoned = _is_cordoned_here(node, record)
+            record = replace(record, step="leaving", cordoned=cordoned)
+            await self._write(name, record, spec={"unschedulable": True})
+            self._report(f"node {name}: cordoned")
+            await self._wait_started(name, _ANY)
+            await self._write(name, record, labels={AGENT_LABEL: None})
+            await self._wait_agent_left(name)
+            both.add(name)
+        return both
+
     async def shut_out(self, names: Sequence[str]) -> None:
         """Make DaemonSets avoid nodes that moved. Their other pods are replaced, one by one."""
         for name in names:
@@ -201,7 +234,7 @@ class Mover:
         return await read_and_write(changed)
 
     async def take_over(self, departure: Departure) -> bool:
-        """Move a node to the agent; return False if it has moved before."""
+        """Move a node to the agent; return False if it has moved already."""
         name = departure.node
         node = await self._node(name)
         record = node.record
@@ -212,6 +245,7 @@ class Mover:
             )
         if record is not None and record.step == "moved" and _has(node, departure.labels):
             return False
+        has_plugin = record is None or record.step == "leaving"
         record = MoveRecord(
             system=departure.system,
             labels={key: node.labels.get(key) for key in departure.labels}
@@ -224,8 +258,10 @@ class Mover:
         is_mixed = AGENT_LABEL in node.labels and not _has(node, departure.labels)
         off = {**departure.labels, MOVED_LABEL: record.system}
         await self._write(name, record, spec={"unschedulable": True})
-        self._report(f"node {name}: closed to new pods")
+        self._report(f"node {name}: cordoned")
         await self._wait_started(name, departure.resources)
+        if has_plugin and departure.ends_pods and AGENT_LABEL not in node.labels:
+            await self._refuse_ended(departure)
         await self._write(name, record, labels=off | ({AGENT_LABEL: None} if is_mixed else {}))
         sets = [await self._set(each) for each in departure.daemon_sets]
         old = [each for each in sets if each is not None]
@@ -263,35 +299,17 @@ class Mover:
 
         `keeps_pods`: also if pods with shares run there, which the old system does not count.
         """
-        node = await self._node(name)
-        record = node.record
-        if record is None:
-            raise NotFoundError(
-                f"node {name} was not moved by `allot migrate apply`",
-                hint="`allot migrate plan` lists the nodes that were",
-            )
-        old = []
-        for each in record.daemon_sets:
-            found = await self._set(each)
-            if found is None:
-                raise NotFoundError(
-                    f"node {name}: DaemonSet {each} is gone, so the node would have no plugin",
-                    hint=f"install {record.system} again, then repeat this command",
-                )
-            old.append(found)
+        node, record, old = await self._returning(name)
         if not keeps_pods:
-            self._refuse_users(name, await self._pods(name))
+            await self._refuse_users(node)
         record = replace(record, step="returning", cordoned=_is_cordoned_here(node, record))
         await self._write(name, record, spec={"unschedulable": True})
-        self._report(f"node {name}: closed to new pods")
-        await self._wait_started(name, rf"nvidia\.com/.*|{re.escape(_OURS)}.*")
+        self._report(f"node {name}: cordoned")
+        await self._wait_started(name, _ANY)
+        if not keeps_pods:
+            await self._refuse_users(node, is_cordoned=True)
         await self._write(name, record, labels={AGENT_LABEL: None})
-        await self._wait(
-            name,
-            lambda pods: [str(pod) for pod in pods if self._is_agent(pod, is_ready=False)],
-            "the agent to leave",
-            f"kubectl -n {self._namespace} get daemonset {AGENT_SET} -o yaml",
-        )
+        await self._wait_agent_left(name)
         if self._agent_fields is not None:
             await remove_fields(self._api, unwanted=self._agent_fields, node_name=name)
         self._report(f"node {name}: the agent has left")
@@ -309,7 +327,33 @@ class Mover:
         await self._finish(name, record, removes=True)
         self._report(f"node {name}: the old plugin is ready")
 
+    async def check_back(self, name: str, *, keeps_pods: bool) -> None:
+        """Raise if `give_back` would refuse this node."""
+        node, _, _ = await self._returning(name)
+        if not keeps_pods:
+            await self._refuse_users(node)
+
     # -- parts ---------------------------------------------------------------------------------
+
+    async def _returning(self, name: str) -> tuple[MovedNode, MoveRecord, list[WorkloadObject]]:
+        """Return a moved node, its record, and the DaemonSets of its old plugins."""
+        node = await self._node(name)
+        record = node.record
+        if record is None:
+            raise NotFoundError(
+                f"node {name} was not moved by `allot migrate apply`",
+                hint="`allot migrate plan` lists the nodes that were",
+            )
+        old = []
+        for each in record.daemon_sets:
+            found = await self._set(each)
+            if found is None:
+                raise NotFoundError(
+                    f"node {name}: DaemonSet {each} is gone, so the node would have no plugin",
+                    hint=f"install {record.system} again, then repeat this command",
+                )
+            old.append(found)
+        return node, record, old
 
     async def _node(self, name: str) -> MovedNode:
         return await read(self._api, f"/api/v1/nodes/{name}", _NODE, asked=f"get node {name}")
@@ -393,22 +437,65 @@ class Mover:
         except TimeoutError as error:
             raise BusyError(
                 f"node {node} waited {self._timeout_s:g} s for {what}:"
-                f" {'; '.join(found[:_NAMED]) or 'no answer'}; it stays closed to new pods",
+                f" {'; '.join(found[:_NAMED]) or 'no answer'}; it stays cordoned",
                 hint=f"{hint}; then repeat this command, or run `allot migrate back {node}`",
             ) from error
 
-    @staticmethod
-    def _refuse_users(node: str, pods: Sequence[NeighbourPod]) -> None:
-        users = [
+    async def _wait_agent_left(self, name: str) -> None:
+        await self._wait(
+            name,
+            lambda pods: [str(pod) for pod in pods if self._is_agent(pod, is_ready=False)],
+            "the agent to leave",
+            f"kubectl -n {self._namespace} get daemonset {AGENT_SET} -o yaml",
+        )
+
+    async def _claimants(self, node: str, drivers: Sequence[str]) -> list[str]:
+        """Return the pods that use claims with devices of a node."""
+        try:
+            claims = await listed(self._api, CLAIMS, UsedClaimObject, asked="list resourceclaims")
+        except ObjectMissingError:
+            return []  # an API that this server does not have
+        return [
+            pod
+            for each in claims
+            if any(each.is_on(node, driver=driver) for driver in drivers)
+            for pod in each.pods
+        ]
+
+    async def _refuse_ended(self, departure: Departure) -> None:
+        """Refuse a cordoned node whose pods would end: some may have come since the plan."""
+        name, pattern = departure.node, re.compile(departure.resources)
+        drivers = (departure.claims_of,) if departure.claims_of else ()
+        users = await self._claimants(name, drivers) if drivers else []
+        users += [
             str(pod)
-            for pod in pods
-            if not pod.has_ended and any(name.startswith(_OURS) for name in pod.asks)
+            for pod in await self._pods(name)
+            if not pod.has_ended and any(map(pattern.fullmatch, pod.asks))
         ]
         if users:
             raise BusyError(
-                f"node {node} has pods with shares that its old system would not count:"
-                f" {', '.join(users[:_NAMED])}",
-                hint=f"drain the node, or add --keep-pods: allot migrate back --keep-pods {node}",
+                f"node {name}: {departure.ends_pods}: {', '.join(users[:_NAMED])}; it stays"
+                " cordoned",
+                hint="drain the node, then repeat this command,"
+                f" or run `allot migrate back {name}`",
+            )
+
+    async def _refuse_users(self, node: MovedNode, *, is_cordoned: bool = False) -> None:
+        name = node.metadata.name
+        users = [
+            str(pod)
+            for pod in await self._pods(name)
+            if not pod.has_ended and any(each.startswith(_OURS) for each in pod.asks)
+        ]
+        # Without the agent's label, claims are those of the old system's driver.
+        if AGENT_LABEL in node.labels:
+            users += await self._claimants(name, _DRIVERS)
+        if users:
+            raise BusyError(
+                f"node {name} has pods with shares that its old system would not count:"
+                f" {', '.join(dict.fromkeys(users[:_NAMED]))}"
+                f"{'; it stays cordoned' if is_cordoned else ''}",
+                hint=f"drain the node, or add --keep-pods: allot migrate back --keep-pods {name}",
             )
 
 

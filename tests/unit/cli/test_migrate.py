@@ -14,8 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
-from click.testing import CliRunner, Result
-from migrated_cluster import AGENT, MigratedCluster, merged, migrated_http
+from migrated_cluster import AGENT, MigratedCluster, Terminal, merged, migrated_http
 from old_systems import (
     CONFIG_LABEL,
     GPUS,
@@ -34,39 +33,10 @@ from old_systems import (
 from tests.unit.test_chart import render
 
 from allotment.agent.config.parsing import parse
-from allotment.cli import main
 from allotment.cli.migrate_systems import OLD_SYSTEMS
 from allotment.dialects.foreign.settings import SYSTEMS, settings_of
 
-
-class Terminal:
-    """Runs commands against a cluster."""
-
-    def __init__(self, cluster: MigratedCluster, kubeconfig: Path) -> None:
-        self.cluster = cluster
-        self.kubeconfig = kubeconfig
-
-    def run(self, *words: str, answer: str | None = None) -> Result:
-        arguments = ["migrate", *words, "--kubeconfig", str(self.kubeconfig)]
-        return CliRunner().invoke(main, arguments, input=answer)
-
-    def plan(self, *words: str) -> dict[str, Any]:
-        done = self.run("plan", "-o", "json", *words)
-        assert done.exit_code == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        found["values"] = yaml.safe_load(found["values"])
-        found["dialects"] = yaml.safe_load(found["dialects"] or "{}")
-        for node in found["nodes"]:
-            node["labels"] = {each["key"]: each["value"] for each in node["labels"]}
-            node["offers"] = {each["resource"]: each["amount"] for each in node["offers"]}
-        return found
-
-    def settings(self, *words: str) -> dict[str, str]:
-        """What each setting becomes, or why not."""
-        return {
-            each["name"]: each["becomes"] or f"no: {each['reason']}"
-            for each in self.plan(*words)["settings"]
-        }
+BY_MAP = {"name": "MIG_STRATEGY", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}
 
 
 @pytest.fixture
@@ -307,6 +277,31 @@ def test_settings_of_others(terminal: Terminal, system: str, name: str, becomes:
     assert "MPSSupport" not in said
 
 
+@pytest.mark.parametrize(
+    ("system", "part", "name", "becomes"),
+    [
+        ("nvidia", {"args": ["--mig-strategy=single"]}, "--mig-strategy", "agent.configs: flags."),
+        ("nvidia", {"args": ["--pass-device-specs"]}, "--pass-device-specs", "agent.configs: "),
+        ("nvidia", {"args": ["--newer=1"]}, "--newer", "no: `allot migrate` does not know it"),
+        ("nvidia", {"env": [BY_MAP]}, "MIG_STRATEGY", "no: its value is in another object"),
+        ("hami", {"args": ["--device-memory-scaling=2"]}, "deviceMemoryScaling", "--dialects: "),
+        ("hami", {"args": ["--device-split-count", "5"]}, "deviceSplitCount", "no: a GPU takes"),
+        ("hami", {"envFrom": [{"configMapRef": {}}]}, "envFrom", "no: its value is in another"),
+        ("aliyun", {"args": ["-memory-unit", "MiB"]}, "memoryUnit", "--dialects: "),
+        ("tencent", {"env": variables(EXTRA_FLAGS="--x --y=1")}, "--y", "no: `allot migrate` does"),
+    ],
+)
+def test_flags_and_variables(
+    terminal: Terminal, system: str, part: dict[str, Any], name: str, becomes: str
+) -> None:
+    cluster = terminal.cluster
+    MADE[system](cluster)
+    (workload, *_) = cluster.daemon_sets.values()
+    image = "registry.example.com/plugin"
+    workload["spec"]["template"]["spec"]["containers"] = [container(image=image, **part)]
+    assert terminal.settings()[name].startswith(becomes)
+
+
 def test_pods_that_no_scheduler_would_count_hold_their_node(terminal: Terminal) -> None:
     cluster = terminal.cluster
     hami(cluster)
@@ -341,6 +336,68 @@ def test_a_claim_holds_its_node(terminal: Terminal) -> None:
     assert "its claims are unknown" in terminal.run("apply", "--yes").stderr
     cluster.forbidden.clear()
     assert terminal.run("apply", "--yes").exit_code == 0
+
+
+def serve_mps(cluster: MigratedCluster, name: str, selector: dict[str, str]) -> None:
+    image = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+    cluster.add_daemon_set(f"{NVIDIA}-{name}", image=image, selector=selector)
+
+
+def test_pods_of_an_mps_server_hold_their_node(terminal: Terminal) -> None:
+    """Its server is in a DaemonSet of the plugin's image, and leaves with the plugin."""
+    cluster = terminal.cluster
+    nvidia(cluster)
+    serve_mps(cluster, "mps-control-daemon", {"nvidia.com/mps.capable": "true"})
+    cluster.nodes["gpu-1"]["metadata"]["labels"]["nvidia.com/mps.capable"] = "true"
+    agent(cluster, terminal.plan())
+    first, second = (node["obstacle"] for node in terminal.plan()["nodes"])
+    assert first.endswith("its running clients end: drain the node of ml/old")
+    assert second.startswith("the rule to avoid moved nodes replaces the MPS servers of all nodes")
+    for words, message in (((), "the MPS server leaves"), (("gpu-2",), "MPS servers of all nodes")):
+        done = terminal.run("apply", *words, "--yes")
+        assert done.exit_code == 7
+        assert message in done.stderr
+    assert cluster.writes == []
+    del cluster.users["ml/old"]
+    assert terminal.run("apply", "--yes").exit_code == 0
+    cluster.add_pod("ml/new", "gpu-1", {"nvidia.com/gpu": "1"})
+    assert terminal.run("apply", "--yes").exit_code == 0, "the agent's own server"
+
+
+@pytest.mark.parametrize(
+    ("key", "effect", "added"),
+    [
+        ("nvidia.com/gpu", "NoSchedule", 0),
+        ("nvidia.com/gpu", "NoExecute", 1),
+        ("CriticalAddonsOnly", "NoExecute", 0),
+        ("team", "PreferNoSchedule", 0),
+    ],
+)
+def test_taints_that_the_chart_does_not_tolerate(
+    terminal: Terminal, key: str, effect: str, added: int
+) -> None:
+    nvidia(terminal.cluster)
+    terminal.cluster.nodes["gpu-1"]["spec"]["taints"] = [{"key": key, "effect": effect}]
+    found = terminal.plan()["values"]["agent"].get("tolerations", [])
+    assert found.count({"key": key, "operator": "Exists", "effect": effect}) == added
+
+
+def test_other_daemon_sets_that_a_label_evicts_are_named(terminal: Terminal) -> None:
+    hami(terminal.cluster)
+    assert terminal.plan()["notes"] == []
+    terminal.cluster.add_daemon_set("ops/exporter", image="exporter", selector={"gpu": "on"})
+    (note,) = terminal.plan()["notes"]
+    assert note.startswith("DaemonSet ops/exporter selects nodes by the label gpu")
+
+
+@pytest.mark.parametrize("name", ["amd-gpu-manager-exporter", "gpu-manager-exporter"])
+def test_other_gpu_managers_are_not_tencents(terminal: Terminal, name: str) -> None:
+    terminal.cluster.add_node("gpu-1")
+    terminal.cluster.add_daemon_set(f"amd/{name}", image=f"example.com/amd/{name}:v1")
+    assert terminal.run("plan").exit_code == 4
+    image = "ccr.ccs.tencentyun.com/tkeimages/gpu-manager:v1.1"
+    terminal.cluster.add_daemon_set("kube-system/renamed", image=image)
+    assert [each["name"] for each in terminal.plan()["found"]] == ["kube-system/renamed"]
 
 
 # ---- choices and refusals ------------------------------------------------------------------------
@@ -395,6 +452,64 @@ def test_nothing_is_changed_without_a_yes(
     assert terminal.cluster.writes == []
 
 
+def test_a_dry_run_fails_where_the_move_would(terminal: Terminal) -> None:
+    cluster = terminal.cluster
+    hami(cluster)
+    plan = terminal.plan()
+    assert "the agent is not installed" in terminal.run("apply", "--dry-run").stderr
+    del plan["values"]["scheduler"]["takeOver"]
+    agent(cluster, plan)
+    assert "it has no --take-over=hami" in terminal.run("apply", "--dry-run").stderr
+    cluster.others["deployments"].pop()
+    agent(cluster, terminal.plan())
+    assert terminal.run("apply", "--dry-run").exit_code == 0
+    assert terminal.run("apply", "--yes").exit_code == 0
+    writes = len(cluster.writes)
+    assert terminal.run("back", "--dry-run").exit_code == 0
+    cluster.add_pod("ml/new", "gpu-1", {"allotment.dev/gpu": "1"})
+    assert "ml/new" in terminal.run("back", "--dry-run").stderr
+    assert terminal.run("back", "--dry-run", "--keep-pods").exit_code == 0
+    assert len(cluster.writes) == writes
+
+
+def test_a_rule_without_a_moved_node_is_removed(terminal: Terminal) -> None:
+    """As when a move stopped between the rule and the first node, or the last node was deleted."""
+    cluster = terminal.cluster
+    nvidia(cluster)
+    affinity = cluster.affinity(NVIDIA)
+    agent(cluster, terminal.plan())
+    assert terminal.run("apply", "gpu-2", "--yes").exit_code == 0
+    del cluster.nodes["gpu-2"]
+    assert cluster.affinity(NVIDIA) != affinity
+    assert terminal.run("back", "--dry-run").exit_code == 0
+    assert cluster.affinity(NVIDIA) != affinity
+    done = terminal.run("back", "--yes")
+    assert done.exit_code == 0
+    assert f"DaemonSet {NVIDIA} selects nodes as before" in done.stdout
+    assert cluster.affinity(NVIDIA) == affinity
+
+
+def test_a_rule_that_an_upgrade_removed_is_put_back(terminal: Terminal) -> None:
+    """Then plugin and agent are both on the node, and the plugin's end is also the agent's."""
+    cluster = terminal.cluster
+    nvidia(cluster)
+    agent(cluster, terminal.plan())
+    affinity = cluster.affinity(NVIDIA)
+    assert terminal.run("apply", "gpu-1", "--yes").exit_code == 0
+    cluster.daemon_sets[NVIDIA]["spec"]["template"]["spec"]["affinity"] = affinity
+    cluster.reconcile()
+    assert cluster.on("gpu-1") == {AGENT, NVIDIA}
+    seen: list[set[str]] = []
+    cluster.on_write = lambda path: seen.append(cluster.on("gpu-1")) if "daemons" in path else None
+    done = terminal.run("apply", "gpu-2", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert "node gpu-1: the old plugin is there again" in done.stdout
+    assert seen == [{NVIDIA}], "the agent leaves before the rule ends the plugin"
+    assert cluster.on("gpu-1") == cluster.on("gpu-2") == {AGENT}
+    assert not cluster.is_cordoned("gpu-1")
+    assert "node gpu-1: already moved" in terminal.run("apply", "--yes").stdout
+
+
 def test_what_may_not_be_read_is_a_note(terminal: Terminal) -> None:
     nvidia(terminal.cluster)
     terminal.cluster.forbidden.add("/apis/node.k8s.io/v1/runtimeclasses")
@@ -410,9 +525,9 @@ def test_the_first_failure_stops_the_move(terminal: Terminal) -> None:
     nvidia(cluster)
     agent(cluster, terminal.plan())
     cluster.stuck.add(NVIDIA)
-    done = terminal.run("apply", "--yes", "--timeout", "100ms")
+    done = terminal.run("apply", "--yes", "--timeout", "1s")
     assert done.exit_code == 7
-    assert "node gpu-1 waited 0.1 s for the old plugin to leave" in done.stderr
+    assert "node gpu-1 waited 1 s for the old plugin to leave" in done.stderr
     assert "allot migrate back gpu-1" in done.stderr
     assert cluster.record("gpu-2") is None
     cluster.stuck.clear()
@@ -433,12 +548,12 @@ def test_ctrl_c_leaves_a_state_that_the_next_apply_goes_on_from(terminal: Termin
         text=True,
     ) as process:
         assert process.stdout is not None
-        while "closed to new pods" not in (line := process.stdout.readline()):
+        while "cordoned" not in (line := process.stdout.readline()):
             assert line, "it ended"
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "stopped: the last node above may be closed to new pods" in said
+    assert "stopped: the last node above may be cordoned" in said
     assert cluster.is_cordoned("gpu-1")
     cluster.stuck.clear()
     assert terminal.run("apply", "gpu-1", "--yes").exit_code == 0

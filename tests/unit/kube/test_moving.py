@@ -89,7 +89,7 @@ def test_a_node_moves_and_pods_stay(cluster: MigratedCluster) -> None:
         "step": "moved",
     }
     assert said == [
-        "node a: closed to new pods",
+        "node a: cordoned",
         "node a: the old plugin has left",
         "node a: the agent is ready",
     ]
@@ -244,6 +244,47 @@ def test_pods_with_shares_hold_a_node(cluster: MigratedCluster) -> None:
     assert cluster.on("a") == {PLUGIN}
 
 
+def claim(cluster: MigratedCluster, driver: str, pod: str = "ml/user") -> None:
+    result = {"driver": driver, "pool": "a"}
+    namespace, _, name = pod.partition("/")
+    users = [{"resource": "pods", "name": name}]
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": users}
+    cluster.add("claims", f"{namespace}/claim", status=status)
+
+
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.allotment.dev"])
+def test_pods_with_claims_hold_a_node(cluster: MigratedCluster, driver: str) -> None:
+    take(cluster)
+    claim(cluster, "nic.example.com", "ml/other")
+    claim(cluster, driver)
+    with pytest.raises(BusyError, match=r"would not count: ml/user$"):
+        give(cluster)
+    assert cluster.on("a") == {AGENT}
+    give(cluster, keeps_pods=True)
+    assert cluster.on("a") == {PLUGIN}
+
+
+def test_pods_that_start_before_the_cordon_hold_a_node(cluster: MigratedCluster) -> None:
+    take(cluster)
+    cluster.on_write = lambda _: cluster.add_pod("ml/new", "a", {"allotment.dev/gpu": "1"})
+    with pytest.raises(BusyError, match="ml/new; it stays cordoned"):
+        give(cluster)
+    cluster.on_write = lambda _: None
+    assert cluster.on("a") == {AGENT}
+    take(cluster)
+    assert not cluster.is_cordoned("a")
+
+
+def test_claims_that_come_before_the_cordon_hold_a_node(cluster: MigratedCluster) -> None:
+    cluster.on_write = lambda _: claim(cluster, "gpu.nvidia.com")
+    with pytest.raises(BusyError, match="node a: claims end: ml/user; it stays cordoned"):
+        take(cluster, claims_of="gpu.nvidia.com", ends_pods="claims end", resources="(?!)")
+    assert cluster.on("a") == {PLUGIN}
+    cluster.on_write = lambda _: None
+    give(cluster)
+    assert not cluster.is_cordoned("a")
+
+
 def test_a_plugin_that_was_deleted_cannot_come_back(cluster: MigratedCluster) -> None:
     take(cluster)
     del cluster.daemon_sets[PLUGIN]
@@ -295,6 +336,39 @@ def test_a_plugin_without_a_label_avoids_moved_nodes(cluster: MigratedCluster) -
     do(cluster, lambda mover: mover.let_in())
     assert cluster.affinity(PLUGIN) is None
     assert cluster.on("a") == {PLUGIN}
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_rule_that_an_upgrade_removed_is_put_back(cluster: MigratedCluster, number: int) -> None:
+    """Also after Ctrl-C before any of the writes: the agent is started again after the plugin."""
+
+    async def apply(mover: Mover) -> None:
+        await mover.take_agents_off([PLUGIN])
+        await mover.shut_out([PLUGIN])
+        await mover.take_over(leaving(labels={}))
+
+    cluster.add_daemon_set(PLUGIN, image="k8s-device-plugin")
+    do(cluster, apply)
+    cluster.add_daemon_set(PLUGIN, image="k8s-device-plugin")
+    assert cluster.on("a") == {AGENT, PLUGIN}
+    count = 0
+
+    def look(path: str) -> None:
+        nonlocal count
+        count += 1
+        if count == number + 1:
+            raise KeyboardInterrupt
+        assert "/daemonsets/" not in path or AGENT not in cluster.on("a")
+
+    cluster.on_write = look
+    try:
+        do(cluster, apply)
+    except KeyboardInterrupt:
+        do(cluster, apply)
+    else:
+        assert number == 7
+    assert cluster.on("a") == {AGENT}
+    assert not cluster.is_cordoned("a")
 
 
 def test_a_rule_goes_into_each_term(cluster: MigratedCluster) -> None:
