@@ -187,7 +187,6 @@ def test_a_node_moves_from_a_stand_in_for_nvidias_plugin_and_back(
         home.migrate("back", "--yes")
         assert home.running("allotment-system") == []
         assert not home.is_cordoned()
-        assert home.affinity() is None
         left = home.labels()
         assert {key: left.get(key) for key in before} == before
         assert not {"allotment.dev/agent", "allotment.dev/moved-from"} & left.keys()
@@ -196,6 +195,9 @@ def test_a_node_moves_from_a_stand_in_for_nvidias_plugin_and_back(
         pods.wait_ready("next")
         ids = {f"{uuid}::{number}" for uuid in home.node.gpus() for number in range(2)}
         assert pods.wait_logs("next").strip() in ids - {theirs}
+        assert home.affinity() is not None
+        home.migrate("back", "--yes", "--remove-rules")
+        assert home.affinity() is None
 
 
 def test_an_interrupted_move_goes_on(home: Home, tmp_path: Path) -> None:

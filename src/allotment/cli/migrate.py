@@ -188,11 +188,18 @@ def apply(
     help="Also nodes where pods with allotment.dev/ resources or ResourceClaims run. The old system"
     " does not count them.",
 )
+@click.option(
+    "--remove-rules",
+    is_flag=True,
+    help="When no moved node is left, also remove the rule in the old DaemonSets. It replaces their"
+    " pods on all nodes, and a pod that starts meanwhile can fail.",
+)
 @_move_options
 def back(
     *,
     nodes: tuple[str, ...],
     keep_pods: bool,
+    remove_rules: bool,
     yes: bool,
     dry_run: bool,
     timeout_ns: int,
@@ -202,14 +209,14 @@ def back(
 ) -> None:
     """Return nodes to their old system, one by one; without NODE, all nodes that moved.
 
-    Labels get the values that they had before. When no node is left, the rule in the old DaemonSets
-    is removed, too, which replaces their pods on all nodes. Running pods run on, and keep their
-    limits.
+    Labels get the values that they had before. The old DaemonSets keep the rule to avoid moved
+    nodes, which concerns no node then. Running pods run on, and keep their limits.
 
     \b
     Examples:
       kubectl allot migrate back gpu-node-1
       kubectl allot migrate back --dry-run
+      kubectl allot migrate back --remove-rules
     """  # noqa: D301 - click's mark
     moved = _read_moved(kubeconfig, context)
     chosen = _chosen_moved(moved, nodes)
@@ -226,16 +233,15 @@ def back(
         for name in chosen:
             await mover.give_back(name, keeps_pods=keep_pods)
         # Also without a node: a move that stopped early, or of nodes deleted since, left the rule.
-        await mover.let_in()
+        if remove_rules:
+            await mover.let_in()
+        click.echo(f"{format_count(len(chosen), 'node')} returned")
 
     run = _Run(kubeconfig, context, timeout_ns=timeout_ns, namespace=system_namespace)
     if dry_run:
         run.look(check)
-    elif not chosen:
+    elif not chosen or _is_confirmed(chosen, yes=yes, to="the old system"):
         run.move(move)
-    elif _is_confirmed(chosen, yes=yes, to="the old system"):
-        run.move(move)
-        click.echo(f"{format_count(len(chosen), 'node')} returned")
 
 
 # ---- parts ---------------------------------------------------------------------------------------

@@ -75,9 +75,11 @@ def test_nvidias_plugin_there_and_back(terminal: Terminal) -> None:
     assert terminal.run("back", "gpu-1", "--yes").exit_code == 0
     assert cluster.on("gpu-1") == {NVIDIA, f"{NVIDIA}-gpu-feature-discovery"}
     assert cluster.affinity(NVIDIA) != affinity
-    done = terminal.run("back", "--yes")
-    assert done.exit_code == 0, done.stderr
+    assert terminal.run("back", "--yes").exit_code == 0
     assert {name: cluster.labels(name) for name in cluster.nodes} == before
+    assert cluster.affinity(NVIDIA) != affinity, "its pods would be replaced"
+    done = terminal.run("back", "--yes", "--remove-rules")
+    assert done.exit_code == 0, done.stderr
     assert cluster.affinity(NVIDIA) == affinity
     assert not any(cluster.is_cordoned(name) for name in cluster.nodes)
 
@@ -179,7 +181,7 @@ def test_every_system_there_and_back(terminal: Terminal, system: str) -> None:
     assert cluster.on("gpu-1") == {AGENT}
     left = cluster.nodes["gpu-1"]["metadata"]["annotations"]
     assert not set(OLD_SYSTEMS[system].annotations) & left.keys()
-    done = terminal.run("back", "--yes")
+    done = terminal.run("back", "--yes", "--remove-rules")
     assert done.exit_code == 0, done.stderr
     assert cluster.on("gpu-1") == plugins
     assert cluster.labels("gpu-1") == before
@@ -481,9 +483,9 @@ def test_a_rule_without_a_moved_node_is_removed(terminal: Terminal) -> None:
     assert terminal.run("apply", "gpu-2", "--yes").exit_code == 0
     del cluster.nodes["gpu-2"]
     assert cluster.affinity(NVIDIA) != affinity
-    assert terminal.run("back", "--dry-run").exit_code == 0
+    assert terminal.run("back", "--remove-rules", "--dry-run").exit_code == 0
     assert cluster.affinity(NVIDIA) != affinity
-    done = terminal.run("back", "--yes")
+    done = terminal.run("back", "--yes", "--remove-rules")
     assert done.exit_code == 0
     assert f"DaemonSet {NVIDIA} selects nodes as before" in done.stdout
     assert cluster.affinity(NVIDIA) == affinity
