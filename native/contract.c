@@ -299,7 +299,7 @@ static int create_seat(const char *directory, uint64_t serial) {
   return error;
 }
 
-static int take_seat(void *argument) {
+static int claim_seat(void *argument) {
   change_work *work = argument;
   allot_contract *contract = work->contract;
   int result = check_head(contract);
@@ -330,7 +330,7 @@ int allot_contract_take(const char *directory, const char *share_id, uint64_t te
   if (!is_valid(terms) || strlen(share_id) >= sizeof work.contract->seats[0].share_id) {
     return -EINVAL;
   }
-  const int result = with_contract(&work, take_seat);
+  const int result = with_contract(&work, claim_seat);
   if (result >= 0) *serial = work.serial;
   return result;
 }

@@ -200,6 +200,7 @@ def test_a_node_moves_from_a_stand_in_for_nvidias_plugin_and_back(
         assert home.affinity() is None
 
 
+@pytest.mark.thorough
 def test_an_interrupted_move_goes_on(home: Home, tmp_path: Path) -> None:
     """The agent cannot start at first: the move stops, the next one goes on."""
     cluster, pods = home.cluster, home.pods
