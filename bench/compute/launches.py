@@ -40,10 +40,23 @@ class _Bursts:
 _SHORT: Final = _Bursts(
     kernel_ns=5000, length=16, one_in=1, words="bursts of 16 of 5us", target_ns=60
 )
-_GRAPHS_MS: Final = 5000
 _LONG: Final = (
     _Bursts(kernel_ns=200_000, length=16, one_in=32, words="bursts of 16 of 200us", target_ns=300),
     _Bursts(kernel_ns=200_000, length=1, one_in=4, words="one at a time of 200us", target_ns=300),
+)
+
+_GRAPHS_MS: Final = 5000
+_PAIRED: Final = (
+    "through the shim and past it in alternating order in one process; p50 / p99; the median of"
+    " the differences within pairs, per launch"
+)
+_BURSTS: Final = (
+    "one process alone on a GPU; bursts of 16 launches of 5us kernels on an idle stream, where the"
+    f" row names no others, {_PAIRED}, with the shim's event records"
+)
+_GRAPHS: Final = (
+    "one process alone on a GPU; bursts of 16 launches of a graph of one short kernel, each burst"
+    f" waited for, {_PAIRED}"
 )
 
 
@@ -53,14 +66,16 @@ def limited_launch(rig: Rig, options: Options) -> Iterator[Result]:
     for bursts in (_SHORT, *_LONG):
         for terms, name in _TERMS:
             launch, whole, by_hand, calls = _time(rig, sizes, terms, bursts)
-            yield _added(launch, bursts, name)
+            row = f"added to a launch, p50: {name}{bursts.name}"
+            yield _added(launch, row, bursts.target_ns, _BURSTS)
             yield _added_by_hand(by_hand, bursts, name)
             if bursts.length == 1:
                 yield _added_to_whole(whole, bursts, name)
             if calls["with_system_calls"] >= 0:
                 yield _with_calls(calls, bursts, name)
     for terms, name in _TERMS:
-        yield _added_to_graph(_time_graphs(rig, sizes, terms), name)
+        row = f"added to a launch of a graph, p50: {name}"
+        yield _added(_time_graphs(rig, sizes, terms), row, 100, _GRAPHS)
 
 
 def _time(rig: Rig, sizes: Sizes, terms: Terms, bursts: _Bursts) -> list[dict[str, Any]]:
@@ -85,40 +100,21 @@ def _said(rig: Rig, terms: Terms, program: list[str]) -> list[dict[str, Any]]:
         check=True,
         timeout=120,
     )
-    # Beside the answers they say when they begin.
+    # They also print that they begin.
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def _added(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Result:
+def _added(pairs: dict[str, Any], name: str, target_ns: float, method: str) -> Result:
     return Result(
         topic="launches",
-        name=f"added to a launch, p50: {name}{bursts.name}",
+        name=name,
         beside=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
         seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
         value=pairs["added"]["p50"],
         unit="ns",
-        target=bursts.target_ns,
+        target=target_ns,
         samples=pairs["samples"],
-        method="one process alone on a GPU; bursts of 16 launches of 5us kernels on an idle "
-        "stream, where the row names no others, through the shim and past it in alternating order "
-        "in one process; p50 / p99; the median of the differences within pairs, per launch, with "
-        "the shim's event records",
-    )
-
-
-def _added_to_graph(pairs: dict[str, Any], name: str) -> Result:
-    return Result(
-        topic="launches",
-        name=f"added to a launch of a graph, p50: {name}",
-        beside=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
-        seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
-        value=pairs["added"]["p50"],
-        unit="ns",
-        target=100.0,
-        samples=pairs["samples"],
-        method="a graph of one short kernel, 16 launches in a sample, through the shim and past "
-        "it in alternating order in one process alone on a GPU; p50 / p99; the median of the "
-        "differences within pairs, per launch",
+        method=method,
     )
 
 

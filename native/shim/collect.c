@@ -28,8 +28,8 @@ static uint64_t elapsed_ns(const mark *from, const mark *to, bool *told) {
   return milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
-// Where the batch begins on the host's clock; renews the base, since times from it are told with
-// 24 bits.
+// Where the batch begins on the host's clock; renews the base, since the driver measures times from
+// it with 24 bits.
 static int64_t position_of(mark_context *marks, const batch *of) {
   if (marks->base == NULL) {
     marks->base = of->start;

@@ -37,6 +37,7 @@ import allotment
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/allotment-system/leases/allotment-scheduler"
 CHART = installing.ROOT / "deploy" / "charts" / "allotment"
 RELEASE = ("allotment", "--namespace", "allotment-system")
+KEEP_VALUES = ("--reset-then-reuse-values",)
 KUBELETS = {
     *(f"/var/lib/kubelet/{name}_pods_state" for name in ("actuated", "allocated")),
     "/var/lib/kubelet/dra_health_state",
@@ -283,7 +284,7 @@ USED_ELSEWHERE = {
     # By a claim that had to wait, and by a node with fewer GPUs: test_resource_claims.
     ("allotment-agent", "pods/status", "patch"),
     ("allotment-agent", "resourceslices", "delete"),
-    # By an event that is said again: unit/kube/test_events.
+    # By a repeated event: unit/kube/test_events.
     ("allotment-agent", "events", "patch"),
     ("allotment-scheduler", "events", "patch"),
 }
@@ -292,7 +293,7 @@ USED_ELSEWHERE = {
 
 def test_each_right_is_used_and_none_is_missing(installed: Cluster) -> None:
     installed.helm(
-        *("upgrade", *RELEASE, str(CHART), "--reuse-values"),
+        *("upgrade", *RELEASE, str(CHART), *KEEP_VALUES),
         *("--set", "resourceClaims.enabled=true", "--wait"),
     )
     pods = Pods(installed, installed.make_namespace("deployments-rights"))
@@ -343,7 +344,7 @@ def test_shares_outlive_upgrade_rollback_and_uninstall(
 
     is_as_before()
     installed.import_image(images.allotment_image("next"))
-    installed.helm("upgrade", *RELEASE, str(CHART), "--reuse-values", "--set", "image.tag=next")
+    installed.helm("upgrade", *RELEASE, str(CHART), *KEEP_VALUES, "--set", "image.tag=next")
     wait_image(installed, "allotment:next")
     is_as_before()
     gives_shares("upgraded")

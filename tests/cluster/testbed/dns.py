@@ -39,7 +39,7 @@ def dnsmasq(plan: Plan) -> Component:
             *("/usr/sbin/dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--user=root"),
             *("--pid-file=", "--log-facility=-", "--no-resolv", "--no-hosts"),
             *(f"--listen-address={ADDRESS}", "--bind-interfaces"),
-            # No such name, at once: nobody else is asked.
+            # An unknown name is refused at once: no other server is asked.
             *(f"--local=/{_DOMAIN}/", "--local=/svc/", f"--hostsdir={names}"),
         ),
         is_ready=lambda: sandbox.run(["ss", "-Hlun", f"src {ADDRESS}"]).stdout != "",
